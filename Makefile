@@ -1,0 +1,36 @@
+# One line a recipe. Every target that needs the environment makes it first.
+PYTHON ?= python3
+BUF := npx -y @bufbuild/buf@1.75.0
+OUT ?= .
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: setup demo bench test check protos
+
+setup: .venv/.installed  ## make .venv with everything that runtime and development need
+
+.venv/.installed: pyproject.toml constraints.txt
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	python -m pip install --quiet --upgrade pip
+	python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup  ## three services on this machine, and a prompt
+	draftwood demo
+
+bench: setup  ## tokens per second: plain decoding, chain, tree
+	draftwood bench decode
+
+test: setup  ## every test that needs neither a GPU nor minutes
+	pytest
+
+check: setup  ## format, lint, types, imports, protos, stubs
+	ruff format --check .
+	ruff check .
+	pyright
+	lint-imports
+	$(BUF) lint protos
+	$(BUF) format -d --exit-code protos
+	pytest -q tests/test_project.py -k stubs
+
+protos: setup  ## generate draftwood/v1 from protos/, below OUT
+	python -m grpc_tools.protoc -Iprotos --python_out=$(OUT) --grpc_python_out=$(OUT) --mypy_out=$(OUT) --mypy_grpc_out=$(OUT) protos/draftwood/v1/*.proto

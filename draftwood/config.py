@@ -1,0 +1,203 @@
+"""Configuration: one frozen dataclass a service, validated on construction, and the flags generated from its fields.
+
+Every field carries its help text. Values that depend on the machine or the model stay 0 or "auto" here and are resolved
+by the service that reads them, into values of its own; a config is never changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, get_args, get_type_hints
+
+from draftwood.errors import ConfigError
+from draftwood.tree import MAX_TREE_BUDGET, MAX_WIDTH
+
+ALGORITHMS = ("none", "dflash", "ddtree")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+EMBEDDED = "embedded"
+
+
+def setting(default: Any, help_text: str, choices: tuple[str, ...] | None = None) -> Any:
+    """A dataclass field with its help text and, for strings, the values it takes."""
+    return field(default=default, metadata={"help": help_text, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of the three: validation and flags."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.")
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            choices, value = spec.metadata.get("choices"), getattr(self, spec.name)
+            if choices is not None and value not in choices:
+                raise ConfigError(f"{flag(spec.name)} is {value!r}, not one of {', '.join(choices)}", field=spec.name)
+
+    def check_range(self, name: str, low: float, high: float) -> None:
+        """Raises ConfigError unless the field's value is in [low, high]."""
+        value = getattr(self, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{flag(name)} is {value}, not in [{low}, {high}]", field=name)
+
+    @classmethod
+    def from_args(cls, args: Sequence[str], prog: str) -> Self:
+        """Parses command-line flags; prints help or a usage error and exits as argparse does."""
+        parser = argparse.ArgumentParser(
+            prog=prog, description=(cls.__doc__ or "").split("\n")[0], formatter_class=argparse.RawTextHelpFormatter
+        )
+        add_flags(parser, cls)
+        values = vars(parser.parse_args(args))
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            parser.error(error.message)
+
+    def to_args(self) -> list[str]:
+        """The flags that rebuild this configuration, defaults left out."""
+        args: list[str] = []
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if value == spec.default:
+                continue
+            if isinstance(value, bool):
+                args.append(flag(spec.name) if value else flag("no_" + spec.name))
+            else:
+                args += [flag(spec.name), str(value)]
+        return args
+
+
+def flag(name: str) -> str:
+    """Command-line spelling of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type[Config], skip: frozenset[str] = frozenset()) -> None:
+    """One flag a field, with the field's help, default and type."""
+    hints = get_type_hints(config)
+    for spec in dataclasses.fields(config):
+        if spec.name in skip:
+            continue
+        kind, text = hints[spec.name], f"{spec.metadata['help']} (default: {spec.default})"
+        if kind is bool:
+            parser.add_argument(
+                flag(spec.name), action=argparse.BooleanOptionalAction, default=spec.default, help=spec.metadata["help"]
+            )
+        else:
+            scalar = next((t for t in get_args(kind) if t is not type(None)), kind)
+            choices = spec.metadata["choices"]
+            parser.add_argument(flag(spec.name), type=scalar, default=spec.default, choices=choices, help=text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Config):
+    """What the draft and verify services have in common."""
+
+    target: str = setting(EMBEDDED, "Target model: a local directory, a hub id, or 'embedded'.")
+    draft: str = setting(EMBEDDED, "Draft model: a local directory, a hub id, 'embedded', or 'none'.")
+    dtype: str = setting(
+        "auto",
+        "Number format of weights and activations; auto on a CPU is bfloat16 where the processor "
+        "multiplies it natively, else float32.",
+        DTYPES,
+    )
+    device: str = setting("auto", "Where the model runs.", DEVICES)
+    threads: int = setting(0, "CPU threads of this process; 0 picks them.")
+    max_batch: int = setting(8, "Sequences decoded together at most.")
+    max_context: int = setting(
+        0,
+        "Longest sequence in tokens, prompt and answer together; 0 takes the model's own, at most 8192.",
+    )
+    page_size: int = setting(16, "Tokens a KV page.")
+    compile: bool = setting(True, "Whether steps are compiled; the first start takes longer, later ones use the cache.")
+    draft_window: int = setting(0, "Tokens of context that the drafter sees; 0 takes what its checkpoint says.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range("threads", 0, 1024)
+        self.check_range("max_batch", 1, 1024)
+        self.check_range("max_context", 0, 1 << 20)
+        self.check_range("page_size", 1, 1024)
+        self.check_range("draft_window", 0, 1 << 20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig(ModelConfig):
+    """Draft service: runs the draft model and streams candidate token trees to a verify service."""
+
+    port: int = setting(50061, "Port to listen on; 0 picks a free one.")
+    block_size: int = setting(0, "Positions of a draft block, the root included; 0 takes the checkpoint's.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range("port", 0, 65535)
+        self.check_range("block_size", 0, 256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig(ModelConfig):
+    """Verify service: holds the target model, checks draft trees, commits accepted tokens."""
+
+    port: int = setting(50051, "Port to listen on; 0 picks a free one.")
+    drafter: str = setting("127.0.0.1:50061", "Address of the draft service; 'none' serves without drafts.")
+    algorithm: str = setting(
+        "ddtree",
+        "How candidates are proposed, unless a request says otherwise: none (autoregressive), dflash (a "
+        "chain), ddtree (a tree).",
+        ALGORITHMS,
+    )
+    tree_budget: int = setting(
+        0,
+        "Nodes of a tree without the root; 0 picks the device's usual: 7 on a CPU, 31 on a GPU.",
+    )
+    max_tree_budget: int = setting(63, "Largest tree budget that a request may ask for.")
+    tree_width_cap: int = setting(16, "Candidates a depth of the tree at most.")
+    tree_spine: bool = setting(False, "Whether the whole likeliest chain goes into a tree first.")
+    shadow_linear: bool = setting(
+        False, "Whether chain and tree are verified together and only the chain is committed."
+    )
+    debug_metrics: bool = setting(False, "Whether each step is logged: nodes, depth, accepted length, stage times.")
+    allow_hybrid_unsafe: bool = setting(
+        False,
+        "Serve recurrent layers that have no tree adapter, wrongly once a draft is rejected.",
+    )
+    max_queue: int = setting(64, "Requests that may wait; more are refused with a retry time.")
+    prefill_tokens: int = setting(256, "Prompt tokens processed between two decode steps at most.")
+    draft_timeout_ms: int = setting(1000, "How long a step waits for the drafter before it goes on without a draft.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range("port", 0, 65535)
+        self.check_range("max_tree_budget", 1, MAX_TREE_BUDGET)
+        self.check_range("tree_budget", 0, self.max_tree_budget)
+        self.check_range("tree_width_cap", 1, MAX_WIDTH)
+        self.check_range("max_queue", 0, 1 << 20)
+        self.check_range("prefill_tokens", 1, 1 << 20)
+        self.check_range("draft_timeout_ms", 1, 600_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig(Config):
+    """Gateway: OpenAI-compatible REST in front of a verify service."""
+
+    port: int = setting(8000, "Port to listen on; 0 picks a free one.")
+    verify: str = setting("127.0.0.1:50051", "Address of the verify service.")
+    target: str = setting(
+        EMBEDDED,
+        "Target model, for its tokenizer and chat template: a directory, a hub id, or 'embedded'.",
+    )
+    served_model_name: str = setting("", "Name in /v1/models and in requests; empty takes the target's own.")
+    max_body_bytes: int = setting(16 << 20, "Largest request body.")
+    request_timeout_s: float = setting(600.0, "Longest time for one request.")
+    keepalive_s: float = setting(15.0, "Seconds of silence after which a stream gets a comment line; 0 sends none.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range("port", 0, 65535)
+        self.check_range("max_body_bytes", 1024, 1 << 30)
+        self.check_range("request_timeout_s", 0.1, 86_400)
+        self.check_range("keepalive_s", 0, 3600)

@@ -1,0 +1,65 @@
+"""What the machine offers and how a service uses it: device, number format, threads, compilation."""
+
+from __future__ import annotations
+
+import os
+import resource
+import warnings
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from draftwood.config import ModelConfig
+from draftwood.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def pick_device(config: ModelConfig) -> torch.device:
+    """The configured device; auto takes a GPU where there is one."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device is cuda, but torch sees no GPU", field="device")
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has bfloat16 products of its own (AVX512-BF16 or AMX)."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and (
+        bool(torch.cpu._is_avx512_bf16_supported())  # pyright: ignore[reportPrivateUsage]
+        or bool(torch.cpu._is_amx_tile_supported())  # pyright: ignore[reportPrivateUsage]
+    )
+
+
+def pick_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+    """The configured number format; auto is bfloat16 where the device multiplies it natively, else float32."""
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    if device.type == "cuda":
+        return torch.bfloat16
+    return torch.bfloat16 if multiplies_bfloat16() else torch.float32
+
+
+def use_threads(count: int) -> None:
+    """Sets this process's CPU threads; 0 takes every core it may run on."""
+    torch.set_num_threads(count or len(os.sched_getaffinity(0)))
+
+
+def compiled(function: Callable[P, R], *, enabled: bool, dynamic: bool | None = None) -> Callable[P, R]:
+    """One inductor graph per shape; guards on modules are off, they cost 0.4 ms a call."""
+    if not enabled:
+        return function
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        skip = torch.compiler.skip_guard_on_all_nn_modules_unsafe
+        return torch.compile(function, fullgraph=True, dynamic=dynamic, options={"guard_filter_fn": skip})
+
+
+def peak_memory_bytes() -> int:
+    """Peak resident memory of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,1 @@
+"""The verify service: holds the target model, checks draft trees in one pass, commits the accepted path."""

@@ -1,0 +1,85 @@
+"""`python -m verify_service`: serves until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from draftwood.config import VerifyConfig
+from draftwood.errors import DraftwoodError, UnavailableError
+from draftwood.rpc import SERVER_OPTIONS
+from draftwood.v1 import verify_pb2, verify_pb2_grpc
+from verify_service.service import Service, build
+from verify_service.servicer import VerifyServicer
+from verify_service.warmup import warm_up
+
+SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
+HEALTH_PERIOD_S = 1.0
+DRAIN_S = 5.0
+
+
+async def serve(config: VerifyConfig, service: Service) -> None:
+    """Listens, says so on standard output, and serves until a signal."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(
+        VerifyServicer(service.engine, service.client, service.defaults, service.facts), server
+    )
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    try:
+        port = server.add_insecure_port(f"{config.host}:{config.port}")
+    except RuntimeError as error:
+        raise UnavailableError(f"--port {config.port}: cannot listen on {config.host}:{config.port}") from error
+    service.engine.start()
+    if service.client is not None:
+        service.client.start()
+    await server.start()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    sys.stdout.write(f"verify service ready on {config.host}:{port} ({service.description})\n")
+    sys.stdout.flush()
+    await _watch(checks, service, stopped)
+    await checks.enter_graceful_shutdown()
+    await server.stop(DRAIN_S)
+    await asyncio.to_thread(service.engine.stop)
+    if service.client is not None:
+        await asyncio.to_thread(service.client.stop)
+
+
+async def _watch(checks: health.aio.HealthServicer, service: Service, stopped: asyncio.Event) -> None:
+    """Healthy as long as the device loop lives; returns when told to stop."""
+    while not stopped.is_set():
+        kinds = health_pb2.HealthCheckResponse
+        status = kinds.SERVING if service.engine.is_alive else kinds.NOT_SERVING
+        for name in ("", SERVICE):
+            await checks.set(name, status)
+        try:
+            await asyncio.wait_for(stopped.wait(), HEALTH_PERIOD_S)
+        except TimeoutError:
+            continue
+
+
+def main(args: list[str] | None = None) -> int:
+    """Exit code 0 after a clean stop, 2 for a setting or model that cannot be served."""
+    config = VerifyConfig.from_args(sys.argv[1:] if args is None else args, prog="draftwood verify")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        service = build(config)
+        warm_up(service, compile_steps=config.compile)
+        asyncio.run(serve(config, service))
+    except DraftwoodError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Committed state: KV pages with feature rows beside them, and recurrent-state slots."""

@@ -1,0 +1,43 @@
+"""The tensors of committed state, allocated once: KV pools with feature rows beside them, states and windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verify_service.target.spec import TargetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """S token slots, T state slots; slot 0 of either is scratch."""
+
+    keys: Tensor  # [A, HKV, S, D]
+    values: Tensor  # [A, HKV, S, D]
+    features: Tensor  # [S, F] projected feature rows; F is 0 without a draft model
+    states: Tensor  # [R, T, HV, V, K] float32
+    windows: Tensor  # [R, T, C, taps - 1], newest last
+
+
+def allocate_pools(
+    spec: TargetSpec, *, num_slots: int, num_states: int, feature_size: int, dtype: torch.dtype, device: torch.device
+) -> Pools:
+    """Zeroed pools; the operating system commits their memory as it is touched."""
+    attention = (spec.num_attention_layers, spec.num_kv_heads, num_slots, spec.head_dim)
+    shape = spec.recurrent
+    if shape is None:
+        states = torch.zeros(0, num_states, 0, 0, 0, device=device)
+        windows = torch.zeros(0, num_states, 0, 0, device=device, dtype=dtype)
+    else:
+        layers = spec.num_recurrent_layers
+        states = torch.zeros(layers, num_states, shape.num_value_heads, shape.value_dim, shape.key_dim, device=device)
+        windows = torch.zeros(layers, num_states, shape.channels, shape.taps - 1, device=device, dtype=dtype)
+    return Pools(
+        keys=torch.zeros(attention, device=device, dtype=dtype),
+        values=torch.zeros(attention, device=device, dtype=dtype),
+        features=torch.zeros(num_slots, feature_size, device=device, dtype=dtype),
+        states=states,
+        windows=windows,
+    )

@@ -1,0 +1,180 @@
+"""Prefill chunks and decode steps over the target model: the work of the device loop, without its bookkeeping.
+
+No draft is a tree with only the root, a linear draft a chain-shaped tree, a prompt's chunk a chain that is committed
+whole: one code path.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftwood.noise import NoiseCache
+from draftwood.tree import DraftTree
+from verify_service.acceptance import Accepted, Finish, accept
+from verify_service.cache.pages import SCRATCH_SLOT
+from verify_service.cache.pools import Pools
+from verify_service.commit import Committer
+from verify_service.drafter import Drafter, Drafts
+from verify_service.draws import NodeDraws, log_probs_of, logits_row
+from verify_service.features import FeatureProjector
+from verify_service.request import Finished, StageTimes, Started, TokenLogProbs, Tokens, Trace
+from verify_service.sequence import Sequence
+from verify_service.step import StepRow, derive
+from verify_service.target.model import PassOutputs, TargetModel
+
+log = logging.getLogger(__name__)
+
+PREFILL_CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    accepted: Accepted
+    log_probs: tuple[TokenLogProbs, ...]
+
+
+class Decoder:
+    """Runs on the engine's thread."""
+
+    def __init__(
+        self, model: TargetModel, pools: Pools, committer: Committer, projector: FeatureProjector | None
+    ) -> None:
+        self.model, self.pools, self.committer, self.projector = model, pools, committer, projector
+        self.noise = NoiseCache(model.spec.vocab_size)
+        self.debug_steps = False
+        self._prefill_hidden: dict[int, Tensor] = {}
+
+    def admit(self, sequence: Sequence) -> None:
+        """Prepares the slots of a new sequence."""
+        sequence.admitted_at = time.perf_counter()
+        sequence.stats.queue_s = sequence.admitted_at - sequence.arrived_at
+        sequence.stats.num_prompt_tokens = len(sequence.request.prompt)
+        self.committer.reset(sequence.state_slot)
+
+    def prefill_chunk(self, sequence: Sequence, max_tokens: int) -> int:
+        """Brings the next tokens of a prompt into the caches; returns how many."""
+        base = sequence.base_length
+        part = sequence.request.prompt[base : base + min(max_tokens, PREFILL_CHUNK)]
+        tree = DraftTree.chain(part[0], part[1:])
+        row = StepRow(tree, base, sequence.slots, sequence.state_slot)
+        outputs = self.model.run(derive([row], taps=self.model.spec.taps, scratch_slot=SCRATCH_SLOT), self.pools)
+        path = range(len(part))
+        self._commit(sequence, 0, tuple(path), outputs)
+        sequence.base_length += len(part)
+        if sequence.request.num_prompt_log_probs is not None:
+            self._prompt_log_probs(sequence, base, outputs.hidden[0])
+        if sequence.is_prefilled:
+            self._prefill_hidden[sequence.sequence_id] = outputs.hidden[0, -1:].clone()
+        return len(part)
+
+    def first_token(self, sequence: Sequence) -> bool:
+        """Draws the token after the prompt and sends it; returns whether the answer ends with it."""
+        hidden = self._prefill_hidden.pop(sequence.sequence_id)
+        # A tree whose root is the prompt's last token, already committed: the draw's position is base_length.
+        tree = DraftTree.root_only(sequence.request.prompt[-1])
+        sequence.base_length -= 1
+        walk = self._walk(sequence, tree, self.model.logits(hidden))
+        sequence.base_length += 1
+        now = time.perf_counter()
+        sequence.first_token_at = now
+        sequence.stats.prefill_s = now - sequence.admitted_at
+        sequence.emit(Started(tuple(sequence.prompt_log_probs)))
+        return self._deliver(sequence, walk, None)
+
+    def step(self, batch: Seq[Sequence], drafter: Drafter) -> tuple[list[Sequence], int]:
+        """One step for the whole batch; returns the sequences whose answers ended and the number of fallbacks."""
+        drafts = drafter.draft(batch)
+        t0 = time.perf_counter()
+        trees = [self._tree(sequence, drafts) for sequence in batch]
+        rows = [StepRow(t, s.base_length, s.slots, s.state_slot) for t, s in zip(trees, batch, strict=True)]
+        inputs = derive(rows, taps=self.model.spec.taps, scratch_slot=SCRATCH_SLOT)
+        t1 = time.perf_counter()
+        outputs = self.model.run(inputs, self.pools)
+        logits = self.model.logits(outputs.hidden)
+        t2 = time.perf_counter()
+        walks = [self._walk(s, t, logits[i]) for i, (s, t) in enumerate(zip(batch, trees, strict=True))]
+        t3 = time.perf_counter()
+        for i, (sequence, walk) in enumerate(zip(batch, walks, strict=True)):
+            if walk.accepted.finish is None:
+                self._commit(sequence, i, walk.accepted.path, outputs)
+        t4 = time.perf_counter()
+        times = StageTimes(
+            draft=drafts.wait, tree=t1 - t0, verify=t2 - t1, accept=t3 - t2, commit=t4 - t3, drafter_busy=drafts.busy
+        )
+        finished: list[Sequence] = []
+        num_fallbacks = 0
+        for sequence, tree, walk in zip(batch, trees, walks, strict=True):
+            is_drafted = tree.num_nodes > 1
+            num_fallbacks += sequence.wants_draft and not is_drafted
+            sequence.stats.add_step(tree, len(walk.accepted.path) - 1, wanted_draft=sequence.wants_draft)
+            sequence.stats.add_times(times, drafted=is_drafted)
+            trace = Trace(sequence.base_length, tree, walk.accepted.path, times)
+            if self._deliver(sequence, walk, trace):
+                finished.append(sequence)
+            else:
+                sequence.base_length += len(walk.accepted.path)
+            if self.debug_steps:
+                self._log_step(sequence, trace)
+        return finished, num_fallbacks
+
+    def _tree(self, sequence: Sequence, drafts: Drafts) -> DraftTree:
+        tree = drafts.trees.get(sequence.sequence_id)
+        return DraftTree.root_only(sequence.root) if tree is None else tree.prefix(sequence.request.tree_budget)
+
+    def _walk(self, sequence: Sequence, tree: DraftTree, logits: Tensor) -> _Walk:
+        request = sequence.request
+        draws = NodeDraws(sequence, tree, logits, request.stop_token_ids, self.noise)
+        accepted = accept(tree, draws, stop_token_ids=request.stop_token_ids, max_tokens=max(sequence.num_remaining, 1))
+        return _Walk(accepted, tuple(draws.log_probs))
+
+    def _commit(self, sequence: Sequence, row: int, path: tuple[int, ...], outputs: PassOutputs) -> None:
+        features = None
+        if self.projector is not None and outputs.taps is not None:
+            taps = outputs.taps[row]
+            if len(path) != taps.shape[0]:
+                taps = taps.index_select(0, torch.tensor(path))
+            features = self.projector.project(taps)
+        self.committer.commit_rows(sequence.slots, sequence.base_length, path, features)
+        if outputs.stash is not None:
+            self.committer.commit_states(outputs.stash, row, sequence.state_slot, path)
+
+    def _deliver(self, sequence: Sequence, walk: _Walk, trace: Trace | None) -> bool:
+        """Sends the tokens, and the end where the answer ends."""
+        accepted = walk.accepted
+        sequence.answer.extend(accepted.tokens)
+        wanted = trace if sequence.request.trace_steps else None
+        sequence.emit(Tokens(accepted.tokens, walk.log_probs, wanted))
+        if accepted.finish is None:
+            return False
+        stats = sequence.stats
+        stats.num_generated_tokens = len(sequence.answer)
+        stats.decode_s = time.perf_counter() - sequence.first_token_at
+        stop = accepted.tokens[-1] if accepted.finish is Finish.STOP else None
+        sequence.emit(Finished(accepted.finish, stop, stats))
+        return True
+
+    def _prompt_log_probs(self, sequence: Sequence, base: int, hidden: Tensor) -> None:
+        """Log-probabilities of the prompt's tokens that this chunk's rows predict."""
+        prompt, num_top = sequence.request.prompt, sequence.request.num_prompt_log_probs or 0
+        logits = self.model.logits(hidden)
+        for i in range(hidden.shape[0]):
+            position = base + i + 1
+            if position < len(prompt):
+                sequence.prompt_log_probs.append(log_probs_of(logits_row(logits[i]), prompt[position], num_top))
+
+    def _log_step(self, sequence: Sequence, trace: Trace) -> None:
+        times = trace.times
+        log.info(
+            "step %s nodes=%d depth=%d accepted=%d draft=%.2f tree=%.2f verify=%.2f accept=%.2f commit=%.2f ms",
+            sequence.request.request_id,
+            trace.tree.num_nodes - 1,
+            trace.tree.max_depth,
+            len(trace.path) - 1,
+            *(1e3 * t for t in (times.draft, times.tree, times.verify, times.accept, times.commit)),
+        )

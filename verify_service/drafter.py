@@ -1,0 +1,153 @@
+"""The engine's view of the drafter: which sequences to draft for, what each must still be told, what came back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from draftwood.tree import DraftTree
+from verify_service.cache.pools import Pools
+from verify_service.draft_client import DraftClient, DraftLink
+from verify_service.drafting import ContextRows, DraftJob, DraftOutcome, Refused
+from verify_service.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+MAX_INLINE_BYTES = 512 << 10  # larger contexts go ahead on the Prefill stream
+MAX_CHUNK_BYTES = 768 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Trees by sequence id; sequences without one are verified with a lone root."""
+
+    trees: dict[int, DraftTree]
+    wait: float  # seconds
+    busy: float  # of it, in the drafter by its own clock
+
+
+NO_DRAFTS = Drafts({}, 0.0, 0.0)
+
+
+class Drafter:
+    """Used by the engine's thread only."""
+
+    def __init__(self, client: DraftClient | None, pools: Pools, *, timeout_s: float) -> None:
+        self.client, self.pools, self.timeout_s = client, pools, timeout_s
+        self._closed: list[int] = []
+
+    @property
+    def link(self) -> DraftLink | None:
+        """The open stream, if there is one."""
+        link = self.client.link if self.client is not None else None
+        return link if link is not None and not link.is_broken else None
+
+    def close(self, sequence: Sequence) -> None:
+        """Frees what the drafter holds for an ended sequence, with the next message."""
+        link = self.link
+        if link is not None and sequence.link_id == link.link_id:
+            self._closed.append(sequence.sequence_id)
+
+    def flush(self) -> None:
+        """Sends closed ids where no step will carry them."""
+        link = self.link
+        if self._closed and link is not None and not link.is_busy:
+            link.send((), self._take_closed(), 0.0)
+        elif link is None:
+            self._closed.clear()
+
+    def draft(self, sequences: Seq[Sequence]) -> Drafts:
+        """One exchange for the batch; whatever fails leaves sequences without a tree."""
+        started, link = time.perf_counter(), self.link
+        if link is None or self.client is None or link.is_busy:
+            return NO_DRAFTS
+        jobs = [job for s in sequences if s.wants_draft and (job := self._job(s, link)) is not None]
+        if not jobs:
+            return NO_DRAFTS
+        link.send(jobs, self._take_closed(), self.timeout_s)
+        response = link.receive(self.timeout_s)
+        wait = time.perf_counter() - started
+        if response is None:
+            if not link.is_broken:
+                log.warning("the drafter did not answer within %.0f ms", self.timeout_s * 1e3)
+            return Drafts({}, wait, 0.0)
+        answer = self.client.read_answer(response, jobs, link.facts.max_depth)
+        trees: dict[int, DraftTree] = {}
+        by_id = {s.sequence_id: s for s in sequences}
+        for job in jobs:
+            outcome = answer.outcomes[job.sequence_id]
+            if outcome.tree is not None:
+                trees[job.sequence_id] = outcome.tree
+            self._note(by_id[job.sequence_id], job, outcome)
+        return Drafts(trees, time.perf_counter() - started, answer.busy)
+
+    def _take_closed(self) -> list[int]:
+        closed, self._closed = self._closed, []
+        return closed
+
+    def _job(self, sequence: Sequence, link: DraftLink) -> DraftJob | None:
+        """What the drafter must be told; None where the sequence cannot be drafted for now."""
+        if sequence.link_id != link.link_id:  # a new stream knows nothing of it
+            sequence.link_id, sequence.is_draftable = link.link_id, True
+            sequence.epoch += 1
+            sequence.rows_sent = 0
+        if not sequence.is_draftable:
+            return None
+        window = link.facts.context_window
+        start = max(sequence.rows_sent, sequence.base_length - window if window else 0)
+        request = sequence.request
+        row_bytes = self.pools.features.shape[1] * self.pools.features.element_size()
+        if (sequence.base_length - start) * row_bytes > MAX_INLINE_BYTES:
+            self._prefill(sequence, link, start, row_bytes)
+            return None
+        context = self._rows(sequence, start, sequence.base_length) if start < sequence.base_length else None
+        return DraftJob(
+            sequence_id=sequence.sequence_id,
+            epoch=sequence.epoch,
+            base_length=sequence.base_length,
+            root=sequence.root,
+            context=context,
+            algorithm=request.algorithm,
+            tree_budget=min(request.tree_budget, link.facts.max_depth)
+            if request.algorithm == "dflash"
+            else request.tree_budget,
+            width_cap=request.width_cap,
+            spine=request.spine,
+            sampling=request.sampling,
+        )
+
+    def _prefill(self, sequence: Sequence, link: DraftLink, start: int, row_bytes: int) -> None:
+        per_chunk = max(MAX_CHUNK_BYTES // row_bytes, 1)
+        edges = [*range(start, sequence.base_length, per_chunk), sequence.base_length]
+        chunks = [self._rows(sequence, a, b) for a, b in pairwise(edges)]
+        link.prefill(sequence.sequence_id, sequence.epoch, chunks)
+        sequence.rows_sent = sequence.base_length
+
+    def _rows(self, sequence: Sequence, start: int, end: int) -> ContextRows:
+        features = self.pools.features[torch.from_numpy(sequence.slots[start:end])].cpu()
+        if features.dtype == torch.float16:
+            features = features.float()
+        return ContextRows(
+            start=start,
+            token_ids=tuple(sequence.token_at(i) for i in range(start, end)),
+            features=features.contiguous().view(torch.uint8).numpy().tobytes(),
+            is_bfloat16=features.dtype == torch.bfloat16,
+        )
+
+    def _note(self, sequence: Sequence, job: DraftJob, outcome: DraftOutcome) -> None:
+        """What an outcome says about the drafter's context cache."""
+        match outcome.refused:
+            case None | Refused.MALFORMED:
+                sequence.rows_sent = job.base_length
+            case Refused.CONTEXT_INCOMPLETE:
+                sequence.rows_sent = outcome.context_length
+            case Refused.CACHE_FULL | Refused.UNSUPPORTED | Refused.INVALID:
+                log.warning("no more drafts for a sequence: %s", outcome.message)
+                sequence.is_draftable = False
+            case Refused.DEADLINE | Refused.STALE | Refused.NO_ANSWER:
+                pass

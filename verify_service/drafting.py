@@ -1,0 +1,66 @@
+"""What goes to and comes from a drafter in one step: values, turned into messages by the draft client only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from draftwood.sampling import SamplingParams
+from draftwood.tree import DraftTree
+
+
+class Refused(Enum):
+    """Why a sequence got no tree."""
+
+    CACHE_FULL = "cache_full"
+    CONTEXT_INCOMPLETE = "context_incomplete"
+    UNSUPPORTED = "unsupported"
+    DEADLINE = "deadline"
+    INVALID = "invalid"
+    MALFORMED = "malformed"
+    STALE = "stale"
+    NO_ANSWER = "no_answer"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRows:
+    """Committed tokens with their feature rows."""
+
+    start: int
+    token_ids: tuple[int, ...]  # [P]
+    features: bytes  # [P, F], little-endian
+    is_bfloat16: bool  # else float32
+
+
+@dataclass(frozen=True, slots=True)
+class DraftJob:
+    """One sequence's part of a step: the commit of the step before, and the tree wanted."""
+
+    sequence_id: int
+    epoch: int
+    base_length: int
+    root: int
+    context: ContextRows | None
+    algorithm: str
+    tree_budget: int
+    width_cap: int
+    spine: bool
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOutcome:
+    """A tree, or why there is none."""
+
+    tree: DraftTree | None
+    refused: Refused | None = None
+    message: str = ""
+    context_length: int = 0  # for CONTEXT_INCOMPLETE: rows that the drafter holds
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAnswer:
+    """Outcomes by sequence id, and the drafter's own time in seconds."""
+
+    outcomes: dict[int, DraftOutcome]
+    busy: float

@@ -1,0 +1,47 @@
+"""Attention of tree nodes over a paged prefix and their own ancestors.
+
+The prefix part and the tree part of a row share one softmax. The prefix needs a bias a key, the tree part a mask a pair
+of nodes; no mask has size nodes x context (a sliding window compares positions instead).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def tree_attention(
+    query: Tensor,  # [B, HQ, N, D], rotated
+    key: Tensor,  # [B, HKV, N, D], rotated
+    value: Tensor,  # [B, HKV, N, D]
+    key_pool: Tensor,  # [HKV, S, D]
+    value_pool: Tensor,  # [HKV, S, D]
+    prefix_slots: Tensor,  # [B, L] int64, pool rows of positions 0, 1, ...
+    prefix_bias: Tensor,  # [B, L] float32: 0 for committed positions, -inf for padding
+    off_path: Tensor,  # [B, N, N] float32: 0 where j is i or its ancestor, else -inf
+    positions: Tensor,  # [B, N] int64
+    scaling: float,
+    sliding_window: int | None = None,
+) -> Tensor:  # [B, N, HQ, D]
+    """Softmax attention; key j of the prefix is seen by node i if positions[i] - j < sliding_window."""
+    b, hq, n, d = query.shape
+    hkv, length = key.shape[1], prefix_slots.shape[1]
+    group = hq // hkv
+    flat = prefix_slots.reshape(-1)
+    prefix_key = key_pool.index_select(1, flat).view(hkv, b, length, d).transpose(0, 1)
+    prefix_value = value_pool.index_select(1, flat).view(hkv, b, length, d).transpose(0, 1)
+    # Rows are packed as (query head in group, node), so that a KV head's keys are read once.
+    rows = (query * scaling).view(b, hkv, group * n, d)
+    prefix = torch.matmul(rows, prefix_key.transpose(2, 3)).float().view(b, hkv, group, n, length)
+    tree = torch.matmul(rows, key.transpose(2, 3)).float().view(b, hkv, group, n, n) + off_path[:, None, None]
+    prefix = prefix + prefix_bias[:, None, None, None]
+    if sliding_window is not None:
+        columns = torch.arange(length, device=query.device)
+        hidden = positions[:, :, None] - columns >= sliding_window
+        prefix = prefix.masked_fill(hidden[:, None, None], -torch.inf)
+        # A node is as far from its ancestor as their depths are apart.
+        far = positions[:, :, None] - positions[:, None, :] >= sliding_window
+        tree = tree.masked_fill(far[:, None, None], -torch.inf)
+    weights = torch.cat([prefix, tree], -1).softmax(-1).to(value.dtype).view(b, hkv, group * n, length + n)
+    out = torch.matmul(weights[..., :length], prefix_value) + torch.matmul(weights[..., length:], value)
+    return out.view(b, hq, n, d).transpose(1, 2)

@@ -1,0 +1,160 @@
+"""Puts the verify service together from its configuration: model, pools, engine, draft client."""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from draftwood.checkpoint import model_id, resolve, tokenizer_hash
+from draftwood.config import VerifyConfig
+from draftwood.device import pick_device, pick_dtype, use_threads
+from draftwood.errors import ConfigError
+from draftwood.v1 import verify_pb2
+from verify_service.cache.pages import PageAllocator, SlotAllocator
+from verify_service.cache.pools import allocate_pools
+from verify_service.commit import Committer
+from verify_service.decoder import Decoder
+from verify_service.defaults import Defaults
+from verify_service.draft_client import DraftClient, Expected
+from verify_service.drafter import Drafter
+from verify_service.engine import Engine
+from verify_service.features import FeatureProjector, load_projector
+from verify_service.request import Limits
+from verify_service.scheduler import Scheduler
+from verify_service.servicer import TargetFacts
+from verify_service.target.loading import load_target
+from verify_service.target.model import TargetModel
+from verify_service.target.spec import TargetSpec
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MAX_CONTEXT = 8192
+CPU_TREE_BUDGET, GPU_TREE_BUDGET = 7, 31
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A built service, not started."""
+
+    engine: Engine
+    client: DraftClient | None
+    defaults: Defaults
+    facts: TargetFacts
+    description: str
+
+
+def build(config: VerifyConfig) -> Service:
+    """Loads and allocates everything. Raises a DraftwoodError naming the setting, layer or tensor at fault."""
+    device = pick_device(config)
+    dtype = pick_dtype(config, device)
+    use_threads(config.threads)
+    directory = resolve(config.target, setting="target")
+    model, spec = load_target(directory, dtype, device, allow_unsafe=config.allow_hybrid_unsafe)
+    max_context = _max_context(config, spec)
+    projector = _projector(config, spec, dtype, device)
+    target = TargetModel(
+        model,
+        spec,
+        tap_layer_ids=projector.target_layer_ids if projector else (),
+        max_context=max_context,
+        compile_steps=config.compile,
+    )
+    reserve = config.max_tree_budget + 1
+    pages_each = -(-(max_context + reserve) // config.page_size)
+    pages = PageAllocator(config.max_batch * pages_each, config.page_size)
+    slots = SlotAllocator(config.max_batch)
+    pools = allocate_pools(
+        spec,
+        num_slots=(pages.num_pages + 1) * config.page_size,
+        num_states=slots.num_slots + 1,
+        feature_size=projector.hidden_size if projector else 0,
+        dtype=dtype,
+        device=device,
+    )
+    decoder = Decoder(target, pools, Committer(pools, compile_steps=config.compile), projector)
+    decoder.debug_steps = config.debug_metrics
+    scheduler = Scheduler(pages, slots, max_batch=config.max_batch, max_queue=config.max_queue, reserve=reserve)
+    client = _draft_client(config, directory, spec, projector)
+    drafter = Drafter(client, pools, timeout_s=config.draft_timeout_ms / 1e3)
+    engine = Engine(decoder, scheduler, drafter, prefill_tokens=config.prefill_tokens)
+    name = model_id(config.target, directory)
+    return Service(
+        engine,
+        client,
+        _defaults(config, spec, max_context, device),
+        TargetFacts(_target_model(spec, name, directory, dtype, max_context, projector), random.getrandbits(63)),
+        f"{name}, {str(dtype).removeprefix('torch.')}, {torch.get_num_threads()} threads",
+    )
+
+
+def _max_context(config: VerifyConfig, spec: TargetSpec) -> int:
+    if config.max_context > spec.max_positions:
+        raise ConfigError(
+            f"--max-context is {config.max_context}, more than the {spec.max_positions} positions of the target",
+            field="max_context",
+        )
+    return config.max_context or min(spec.max_positions, DEFAULT_MAX_CONTEXT)
+
+
+def _projector(
+    config: VerifyConfig, spec: TargetSpec, dtype: torch.dtype, device: torch.device
+) -> FeatureProjector | None:
+    if config.draft == "none":
+        return None
+    return load_projector(resolve(config.draft, setting="draft"), spec, dtype, device)
+
+
+def _draft_client(
+    config: VerifyConfig, directory: Path, spec: TargetSpec, projector: FeatureProjector | None
+) -> DraftClient | None:
+    if projector is None or config.drafter == "none":
+        return None
+    return DraftClient(
+        config.drafter,
+        Expected(
+            target_layer_ids=projector.target_layer_ids,
+            hidden_size=projector.hidden_size,
+            vocab_size=spec.vocab_size,
+            tokenizer_hash=tokenizer_hash(directory),
+            projection_checksum=projector.checksum,
+        ),
+    )
+
+
+def _defaults(config: VerifyConfig, spec: TargetSpec, max_context: int, device: torch.device) -> Defaults:
+    budget = config.tree_budget or min(
+        CPU_TREE_BUDGET if device.type == "cpu" else GPU_TREE_BUDGET, config.max_tree_budget
+    )
+    return Defaults(
+        limits=Limits(spec.vocab_size, max_context, config.max_tree_budget, 64),
+        algorithm=config.algorithm,
+        tree_budget=budget,
+        width_cap=config.tree_width_cap,
+        spine=config.tree_spine,
+        stop_token_ids=frozenset(spec.stop_token_ids),
+    )
+
+
+def _target_model(
+    spec: TargetSpec,
+    name: str,
+    directory: Path,
+    dtype: torch.dtype,
+    max_context: int,
+    projector: FeatureProjector | None,
+) -> verify_pb2.TargetModel:
+    return verify_pb2.TargetModel(
+        model_id=name,
+        vocab_size=spec.vocab_size,
+        max_context=max_context,
+        stop_token_ids=spec.stop_token_ids,
+        tokenizer_hash=tokenizer_hash(directory),
+        hidden_size=spec.hidden_size,
+        dtype=str(dtype).removeprefix("torch."),
+        model_type=spec.model_type,
+        projection_checksum=projector.checksum if projector else "",
+    )

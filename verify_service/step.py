@@ -1,0 +1,104 @@
+"""What one verify pass needs besides the weights: derived once a step from the trees' parents, never per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwood.tree import DraftTree
+
+PREFIX_MULTIPLE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """B sequences with N nodes each; shorter trees are padded with nodes that see only themselves."""
+
+    input_ids: Tensor  # [B, N] int64
+    positions: Tensor  # [B, N] int64
+    node_slots: Tensor  # [B * N] int64, pool rows that the nodes' keys and values go to
+    prefix_slots: Tensor  # [B, L] int64
+    prefix_bias: Tensor  # [B, L] float32
+    inclusive: Tensor  # [B, N, N] float32: 1 where j is i or its ancestor
+    off_path: Tensor  # [B, N, N] float32: 0 where j is i or its ancestor, else -inf
+    conv_index: Tensor  # [B, N, taps] int64, rows of (committed window ++ nodes), oldest first
+    state_slots: Tensor  # [B] int64
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One sequence's part of a step."""
+
+    tree: DraftTree
+    base_length: int
+    slots: NDArray[np.int64]  # [at least base_length + num_nodes] pool rows by position
+    state_slot: int
+
+
+def derive(rows: Sequence[StepRow], *, taps: int, scratch_slot: int, num_nodes: int | None = None) -> StepInputs:
+    """Builds the inputs of a pass; `num_nodes` pads N beyond the largest tree."""
+    b = len(rows)
+    n = max(max(row.tree.num_nodes for row in rows), num_nodes or 0)
+    longest = max(row.base_length for row in rows)
+    length = max(-(-longest // PREFIX_MULTIPLE), 1) * PREFIX_MULTIPLE
+    input_ids = np.zeros((b, n), np.int64)
+    positions = np.zeros((b, n), np.int64)
+    node_slots = np.full((b, n), scratch_slot, np.int64)
+    prefix_slots = np.full((b, length), scratch_slot, np.int64)
+    prefix_bias = np.full((b, length), -np.inf, np.float32)
+    inclusive = np.zeros((b, n, n), np.float32)
+    conv_index = np.zeros((b, n, taps), np.int64)
+    for i, row in enumerate(rows):
+        tree, base, m = row.tree, row.base_length, row.tree.num_nodes
+        input_ids[i, :m] = tree.token_ids
+        positions[i, :m] = tree.depths
+        positions[i] += base
+        node_slots[i, :m] = row.slots[base : base + m]
+        prefix_slots[i, :base] = row.slots[:base]
+        prefix_bias[i, :base] = 0.0
+        fill_paths(tree.parents, inclusive[i], conv_index[i])
+    state_slots = np.array([row.state_slot for row in rows], np.int64)
+    ancestors = torch.from_numpy(inclusive)
+    return StepInputs(
+        input_ids=torch.from_numpy(input_ids),
+        positions=torch.from_numpy(positions),
+        node_slots=torch.from_numpy(node_slots.reshape(-1)),
+        prefix_slots=torch.from_numpy(prefix_slots),
+        prefix_bias=torch.from_numpy(prefix_bias),
+        inclusive=ancestors,
+        off_path=torch.zeros(b, n, n).masked_fill_(ancestors == 0, -torch.inf),
+        conv_index=torch.from_numpy(conv_index),
+        state_slots=torch.from_numpy(state_slots),
+    )
+
+
+def fill_paths(
+    parents: Sequence[int],
+    inclusive: NDArray[np.float32],  # [N, N], zero on entry
+    conv_index: NDArray[np.int64],  # [N, taps]
+) -> None:
+    """Ancestor rows and convolution windows, a node from its parent's; nodes beyond the tree see only themselves."""
+    n, taps = conv_index.shape
+    if tuple(parents) == tuple(range(-1, len(parents) - 1)):  # a chain: no loop
+        inclusive[:] = np.tri(n, dtype=np.float32)
+        conv_index[:] = np.arange(n)[:, None] + np.arange(taps)
+        first_spare = len(parents)
+        inclusive[first_spare:] = 0.0
+    else:
+        first_spare = len(parents)
+        for i, parent in enumerate(parents):
+            if parent < 0:
+                conv_index[i, :-1] = range(taps - 1)
+            else:
+                inclusive[i] = inclusive[parent]
+                conv_index[i, :-1] = conv_index[parent, 1:]
+            conv_index[i, -1] = taps - 1 + i
+            inclusive[i, i] = 1.0
+    spare = np.arange(first_spare, n)
+    inclusive[spare, spare] = 1.0
+    conv_index[spare] = taps - 1 + spare[:, None]

@@ -1,0 +1,1 @@
+"""The target model: transformers' definitions with our attention function, recurrent mixers and fused layers."""

@@ -1,0 +1,74 @@
+"""Loads a target through transformers: text models, also out of checkpoints that wrap one in a multimodal model."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, GenerationConfig
+
+from draftwood.errors import UnsupportedModelError
+from verify_service.target import attention
+from verify_service.target.spec import SUPPORTED, TargetSpec, read_spec, text_config
+
+# Multimodal checkpoints keep the text model's tensors one level down.
+_KEY_MAPPING = {
+    r"^model\.language_model\.": "model.",
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
+_UNSUPPORTED_ROPE = frozenset({"dynamic", "longrope"})
+
+log = logging.getLogger(__name__)
+
+
+def load_target(
+    directory: Path, dtype: torch.dtype, device: torch.device, *, allow_unsafe: bool = False
+) -> tuple[Any, TargetSpec]:
+    """The transformers causal language model, in evaluation mode, and its spec.
+
+    Raises UnsupportedModelError naming the architecture, layer or tensor that cannot be served.
+    """
+    try:
+        full = AutoConfig.from_pretrained(directory)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedModelError(f"{directory}/config.json: {error}", field="config.json") from error
+    config = text_config(full)
+    spec = read_spec(config, stop_token_ids(directory, full), allow_unsafe=allow_unsafe)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") in _UNSUPPORTED_ROPE:
+        raise UnsupportedModelError(
+            f"rope_type {rope['rope_type']!r} is not supported", field="rope_parameters.rope_type"
+        )
+    loader = getattr(transformers, SUPPORTED.get(spec.model_type, "AutoModelForCausalLM"))
+    model, report = loader.from_pretrained(
+        directory,
+        config=config,
+        dtype=dtype,
+        attn_implementation=attention.NAME,
+        output_loading_info=True,
+        key_mapping=_KEY_MAPPING if config is not full else None,
+    )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise UnsupportedModelError(
+            f"{directory} lacks the tensor {missing[0]} ({len(missing)} in all)", field=missing[0]
+        )
+    return model.to(device).eval().requires_grad_(False), spec
+
+
+def stop_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
+    """End-of-text tokens: the generation configuration's, else the model configuration's."""
+    ids: Any = None
+    if (directory / "generation_config.json").is_file():
+        ids = GenerationConfig.from_pretrained(directory).eos_token_id
+    if ids is None:
+        ids = getattr(config, "eos_token_id", None)
+    if ids is None:
+        ids = getattr(text_config(config), "eos_token_id", None)
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)

@@ -1,0 +1,146 @@
+"""The target model's pass over a batch of trees: hidden states, tapped features, and what a commit needs.
+
+Transformers' decoder layers run as they are defined, with `cache=None` and no mask; what a step needs travels through
+their keyword arguments to the registered attention function and the replaced mixers.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood.device import compiled
+from draftwood.layers import packed
+from verify_service.cache.pools import Pools
+from verify_service.step import StepInputs
+from verify_service.target.fuse import fuse_layer, fused_norm
+from verify_service.target.gated_delta_net import RecurrentView
+from verify_service.target.spec import ATTENTION, GDN, TargetSpec
+
+MAX_DEPTH_MARGIN = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Stash:
+    """Raw per-token inputs of all recurrent layers in one pass; the commit replays them along the accepted path."""
+
+    inputs: Tensor  # [R, B, N, C]
+    k: Tensor  # [R, B, N, HK, K] float32
+    v: Tensor  # [R, B, N, HV, V] float32
+    g: Tensor  # [R, B, N, HV] float32
+    beta: Tensor  # [R, B, N, HV] float32
+
+    def layer(self, index: int, pools: Pools) -> RecurrentView:
+        """Layer `index`'s part, with its committed state."""
+        return RecurrentView(
+            pools.states[index],
+            pools.windows[index],
+            self.inputs[index],
+            self.k[index],
+            self.v[index],
+            self.g[index],
+            self.beta[index],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutputs:
+    """What a pass over B trees of N nodes gives."""
+
+    hidden: Tensor  # [B, N, H] after the final norm
+    taps: Tensor | None  # [B, N, num_taps * H] residual stream after the tapped layers
+    stash: Stash | None
+
+
+def _layer_pass(
+    layer: Any, hidden: Tensor, rope: tuple[Tensor, Tensor], step: StepInputs, extra: dict[str, Any]
+) -> Tensor:
+    return layer(hidden, position_embeddings=rope, attention_mask=None, cache=None, step=step, **extra)
+
+
+def _layer_pass_of_its_own(kind: str) -> Callable[..., Tensor]:
+    """A copy of `_layer_pass` with its own code object: compiled graphs are kept by code object, and with guards on
+    modules off two kinds of layer must not share them."""
+    code = _layer_pass.__code__.replace(co_name=f"_layer_pass_{kind}")
+    return types.FunctionType(code, _layer_pass.__globals__, code.co_name)
+
+
+class TargetModel:
+    """The model in its serving form. Runs on one thread at a time."""
+
+    def __init__(
+        self, model: Any, spec: TargetSpec, *, tap_layer_ids: tuple[int, ...], max_context: int, compile_steps: bool
+    ) -> None:
+        self.spec, self.tap_layer_ids = spec, tap_layer_ids
+        body = model.model
+        self.embed, self.rotary = body.embed_tokens, body.rotary_emb
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.rope = self._rope_table(max_context + MAX_DEPTH_MARGIN)
+        self.layers: list[Any] = list(body.layers)
+        passes: dict[str, Callable[..., Tensor]] = {}
+        self.passes: list[Callable[..., Tensor]] = []
+        for layer, mixer in zip(self.layers, spec.mixers, strict=True):
+            is_compilable = fuse_layer(layer)
+            kind = f"{mixer}_{getattr(layer, 'attention_type', '')}_{is_compilable}"
+            if kind not in passes:
+                passes[kind] = compiled(_layer_pass_of_its_own(kind), enabled=compile_steps and is_compilable)
+            self.passes.append(passes[kind])
+        self.norm = fused_norm(body.norm)
+        self.head = packed(model.lm_head)
+        self._stashes: dict[tuple[int, int], Stash] = {}
+
+    def _rope_table(self, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of every position, each [length, rotary dim], in the model's own definition and format."""
+        positions = torch.arange(length, device=self.device)[None]
+        cos, sin = self.rotary(torch.zeros(1, dtype=self.dtype, device=self.device), positions)
+        return cos[0], sin[0]
+
+    def _stash(self, b: int, n: int) -> Stash | None:
+        """Buffers for a pass of this shape, kept for the next one."""
+        shape = self.spec.recurrent
+        if shape is None:
+            return None
+        if (b, n) not in self._stashes:
+            if len(self._stashes) > 64:
+                self._stashes.clear()
+            r, hv = self.spec.num_recurrent_layers, shape.num_value_heads
+            new = torch.zeros
+            self._stashes[(b, n)] = Stash(
+                inputs=new(r, b, n, shape.channels, dtype=self.dtype, device=self.device),
+                k=new(r, b, n, shape.num_key_heads, shape.key_dim, device=self.device),
+                v=new(r, b, n, hv, shape.value_dim, device=self.device),
+                g=new(r, b, n, hv, device=self.device),
+                beta=new(r, b, n, hv, device=self.device),
+            )
+        return self._stashes[(b, n)]
+
+    def run(self, step: StepInputs, pools: Pools) -> PassOutputs:
+        """One pass. Changes nothing but the nodes' own KV rows; the stash is valid until the next pass."""
+        hidden = self.embed(step.input_ids)
+        rope = self.rope[0][step.positions], self.rope[1][step.positions]
+        stash = self._stash(*step.input_ids.shape)
+        taps: dict[int, Tensor] = {}
+        attention = recurrent = 0
+        for i, (layer, mixer, run) in enumerate(zip(self.layers, self.spec.mixers, self.passes, strict=True)):
+            extra: dict[str, Any] = {}
+            if mixer == ATTENTION:
+                extra["kv"] = (pools.keys[attention], pools.values[attention])
+                attention += 1
+            elif mixer == GDN and stash is not None:
+                extra["recurrent"] = stash.layer(recurrent, pools)
+                recurrent += 1
+            hidden = run(layer, hidden, rope, step, extra)
+            if i in self.tap_layer_ids:
+                taps[i] = hidden
+        tapped = torch.cat([taps[i] for i in self.tap_layer_ids], -1) if self.tap_layer_ids else None
+        return PassOutputs(self.norm(hidden), tapped, stash)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., H] to [..., vocabulary], in the model's format."""
+        return self.head(hidden)
