@@ -73,8 +73,8 @@ class Decoder:
             self._prefill_hidden[sequence.sequence_id] = outputs.hidden[0, -1:].clone()
         return len(part)
 
-    def first_token(self, sequence: Sequence) -> bool:
-        """Draws the token after the prompt and sends it; returns whether the answer ends with it."""
+    def first_token(self, sequence: Sequence) -> Finished | None:
+        """Draws the token after the prompt and sends it; returns the end where the answer ends with it."""
         hidden = self._prefill_hidden.pop(sequence.sequence_id)
         # A tree whose root is the prompt's last token, already committed: the draw's position is base_length.
         tree = DraftTree.root_only(sequence.request.prompt[-1])
@@ -87,8 +87,8 @@ class Decoder:
         sequence.emit(Started(tuple(sequence.prompt_log_probs)))
         return self._deliver(sequence, walk, None)
 
-    def step(self, batch: Seq[Sequence], drafter: Drafter) -> tuple[list[Sequence], int]:
-        """One step for the whole batch; returns the sequences whose answers ended and the number of fallbacks."""
+    def step(self, batch: Seq[Sequence], drafter: Drafter) -> tuple[list[tuple[Sequence, Finished]], int]:
+        """One step for the whole batch; returns the answers that ended, not yet sent, and the number of fallbacks."""
         drafts = drafter.draft(batch)
         t0 = time.perf_counter()
         trees = [self._tree(sequence, drafts) for sequence in batch]
@@ -107,7 +107,7 @@ class Decoder:
         times = StageTimes(
             draft=drafts.wait, tree=t1 - t0, verify=t2 - t1, accept=t3 - t2, commit=t4 - t3, drafter_busy=drafts.busy
         )
-        finished: list[Sequence] = []
+        finished: list[tuple[Sequence, Finished]] = []
         num_fallbacks = 0
         for sequence, tree, walk in zip(batch, trees, walks, strict=True):
             is_drafted = tree.num_nodes > 1
@@ -115,8 +115,9 @@ class Decoder:
             sequence.stats.add_step(tree, len(walk.accepted.path) - 1, wanted_draft=sequence.wants_draft)
             sequence.stats.add_times(times, drafted=is_drafted)
             trace = Trace(sequence.base_length, tree, walk.accepted.path, times)
-            if self._deliver(sequence, walk, trace):
-                finished.append(sequence)
+            end = self._deliver(sequence, walk, trace)
+            if end is not None:
+                finished.append((sequence, end))
             else:
                 sequence.base_length += len(walk.accepted.path)
             if self.debug_steps:
@@ -144,20 +145,20 @@ class Decoder:
         if outputs.stash is not None:
             self.committer.commit_states(outputs.stash, row, sequence.state_slot, path)
 
-    def _deliver(self, sequence: Sequence, walk: _Walk, trace: Trace | None) -> bool:
-        """Sends the tokens, and the end where the answer ends."""
+    def _deliver(self, sequence: Sequence, walk: _Walk, trace: Trace | None) -> Finished | None:
+        """Sends the tokens; returns the end where the answer ends, to be sent once everything is free."""
         accepted = walk.accepted
         sequence.answer.extend(accepted.tokens)
         wanted = trace if sequence.request.trace_steps else None
-        sequence.emit(Tokens(accepted.tokens, walk.log_probs, wanted))
+        num_drafted = trace.tree.num_nodes - 1 if trace is not None else 0
+        sequence.emit(Tokens(accepted.tokens, walk.log_probs, wanted, num_drafted, len(accepted.path) - 1))
         if accepted.finish is None:
-            return False
+            return None
         stats = sequence.stats
         stats.num_generated_tokens = len(sequence.answer)
         stats.decode_s = time.perf_counter() - sequence.first_token_at
         stop = accepted.tokens[-1] if accepted.finish is Finish.STOP else None
-        sequence.emit(Finished(accepted.finish, stop, stats))
-        return True
+        return Finished(accepted.finish, stop, stats)
 
     def _prompt_log_probs(self, sequence: Sequence, base: int, hidden: Tensor) -> None:
         """Log-probabilities of the prompt's tokens that this chunk's rows predict."""

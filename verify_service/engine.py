@@ -19,7 +19,7 @@ import torch
 from draftwood.errors import DraftwoodError, InternalError, UnavailableError
 from verify_service.decoder import Decoder
 from verify_service.drafter import Drafter
-from verify_service.request import Event, Failed, Request
+from verify_service.request import Event, Failed, Finished, Request
 from verify_service.scheduler import Scheduler
 from verify_service.sequence import Sequence
 
@@ -117,7 +117,7 @@ class Engine:
             while left > 0 and not sequence.is_prefilled:
                 left -= self.decoder.prefill_chunk(sequence, left)
             if sequence.is_prefilled:
-                self._end_if(sequence, self.decoder.first_token(sequence))
+                self._finish(sequence, self.decoder.first_token(sequence))
             if left <= 0:
                 break
         batch = self.scheduler.decoding()
@@ -125,13 +125,16 @@ class Engine:
             finished, num_fallbacks = self.decoder.step(batch, self.drafter)
             self.counters.steps += 1
             self.counters.fallback_steps += num_fallbacks
-            for sequence in finished:
-                self._end(sequence)
+            for sequence, end in finished:
+                self._finish(sequence, end)
         self.drafter.flush()
 
-    def _end_if(self, sequence: Sequence, is_finished: bool) -> None:
-        if is_finished:
+    def _finish(self, sequence: Sequence, end: Finished | None) -> None:
+        """Frees first and says so afterwards: whoever sees the end sees a service that is free again."""
+        if end is not None:
             self._end(sequence)
+            self._count()
+            sequence.emit(end)
 
     def _end(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
@@ -169,6 +172,7 @@ class Engine:
     def _fail_all(self, error: DraftwoodError) -> None:
         for sequence in (*self.scheduler.active, *self.scheduler.waiting):
             self._end(sequence)
+            self._count()
             sequence.emit(Failed(error))
 
     def _count(self) -> None:

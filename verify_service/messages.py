@@ -71,6 +71,8 @@ def tokens_to_wire(event: Tokens) -> verify_pb2.GenerateResponse:
         token_ids=event.token_ids,
         log_probs=[_log_probs_to_wire(entry) for entry in event.log_probs],
         trace=_trace_to_wire(event.trace) if event.trace is not None else None,
+        num_drafted_tokens=event.num_drafted,
+        num_accepted_tokens=event.num_accepted,
     )
     return verify_pb2.GenerateResponse(chunk=chunk)
 

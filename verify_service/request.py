@@ -137,6 +137,8 @@ class Tokens:
     token_ids: tuple[int, ...]
     log_probs: tuple[TokenLogProbs, ...] = ()
     trace: Trace | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(slots=True)

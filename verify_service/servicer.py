@@ -92,17 +92,17 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
             sequence_id = self.engine.submit(parsed, emit)
-            try:
-                while True:
-                    match await events.get():
-                        case Started() as started:
-                            yield started_to_wire(started, parsed)
-                        case Tokens() as tokens:
-                            yield tokens_to_wire(tokens)
-                        case Finished() as finished:
-                            yield finished_to_wire(finished)
-                            return
-                        case Failed(error):
-                            raise error
-            finally:
-                self.engine.cancel(sequence_id)
+            # Not left to a `finally`: a generator that is suspended at a yield when its call is cancelled gets to run
+            # it only when it is collected.
+            context.add_done_callback(lambda _context: self.engine.cancel(sequence_id))  # pyright: ignore[reportArgumentType]
+            while True:
+                match await events.get():
+                    case Started() as started:
+                        yield started_to_wire(started, parsed)
+                    case Tokens() as tokens:
+                        yield tokens_to_wire(tokens)
+                    case Finished() as finished:
+                        yield finished_to_wire(finished)
+                        return
+                    case Failed(error):
+                        raise error

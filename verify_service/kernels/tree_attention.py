@@ -31,7 +31,7 @@ def tree_attention(
     prefix_key = key_pool.index_select(1, flat).view(hkv, b, length, d).transpose(0, 1)
     prefix_value = value_pool.index_select(1, flat).view(hkv, b, length, d).transpose(0, 1)
     # Rows are packed as (query head in group, node), so that a KV head's keys are read once.
-    rows = (query * scaling).view(b, hkv, group * n, d)
+    rows = (query * scaling).reshape(b, hkv, group * n, d)
     prefix = torch.matmul(rows, prefix_key.transpose(2, 3)).float().view(b, hkv, group, n, length)
     tree = torch.matmul(rows, key.transpose(2, 3)).float().view(b, hkv, group, n, n) + off_path[:, None, None]
     prefix = prefix + prefix_bias[:, None, None, None]

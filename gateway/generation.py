@@ -1,0 +1,128 @@
+"""Runs the choices of a plan beside each other and merges what they give."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from draftwood.errors import UnavailableError
+from gateway.answer import Answer, Delta
+from gateway.plan import Choice, Plan
+from gateway.stats import Outcome, Stats
+from gateway.tokenizer import Tokenizer
+from gateway.verify_client import RETRY_AFTER_S, Chunk, Finished, Started, VerifyClient
+
+QUEUE_SIZE = 16  # updates that wait for a slow client before its calls are held up
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A choice was admitted."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A choice has more text."""
+
+    index: int
+    delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A choice has ended."""
+
+    index: int
+    outcome: Outcome
+
+
+Update = Opened | Grown | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """What a generation needs beside its plan."""
+
+    client: VerifyClient
+    tokenizer: Tokenizer
+    timeout_s: float
+
+    async def run(self, plan: Plan) -> AsyncGenerator[Update]:
+        """Updates of all choices as they come. Closing the iterator cancels every call at once."""
+        sources = [self._run_choice(index, choice) for index, choice in enumerate(plan.choices)]
+        async with aclosing(merged(sources)) as updates:
+            async for update in updates:
+                yield update
+
+    async def _run_choice(self, index: int, choice: Choice) -> AsyncGenerator[Update]:
+        answer = Answer(self.tokenizer, choice.limits)
+        num_cached, chunk_lengths, stats = 0, list[int](), None
+        async with aclosing(self.client.generate(choice.options, self.timeout_s)) as events:
+            async for event in events:
+                match event:
+                    case Started():
+                        num_cached = event.num_cached_tokens
+                        yield Opened(index)
+                    case Chunk():
+                        if answer.finish_reason is not None:
+                            break  # more than was asked for: the limits here hold
+                        chunk_lengths.append(len(event.token_ids))
+                        delta = answer.push(event.token_ids, event.log_probs)
+                        if delta.text or delta.tokens:
+                            yield Grown(index, delta)
+                        if answer.is_stop_string:
+                            break
+                    case Finished():
+                        stats = event.stats
+                        delta = answer.finish("stop" if event.is_stop else "length")
+                        if delta.text or delta.tokens:
+                            yield Grown(index, delta)
+        if answer.finish_reason is None:
+            raise UnavailableError("the verify service ended an answer without saying why", retry_after_s=RETRY_AFTER_S)
+        stats = stats or _counted(chunk_lengths)
+        outcome = Outcome(answer.finish_reason, answer.num_tokens, sum(chunk_lengths[1:]), num_cached, stats)
+        yield Ended(index, outcome)
+
+
+def _counted(chunk_lengths: Sequence[int]) -> Stats:
+    """What can be told without the verify service's figures: a step gives its accepted tokens and one more."""
+    steps = chunk_lengths[1:]
+    return Stats(num_steps=len(steps), num_accepted_tokens=sum(length - 1 for length in steps))
+
+
+async def merged(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
+    """Items of all sources as they come; the first error ends it. The sources are closed when it is."""
+    queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue(QUEUE_SIZE)
+
+    async def pump(source: AsyncGenerator[T]) -> None:
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    await queue.put((item,))
+        except Exception as error:  # handed to whoever reads the queue
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.create_task(pump(source)) for source in sources]
+    try:
+        num_running = len(tasks)
+        while num_running:
+            item = await queue.get()
+            if item is None:
+                num_running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,85 @@
+"""The HTTP server: binds its port before it starts, says when it is ready, and drains on SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Generator
+from typing import Self
+
+import uvicorn
+
+from draftwood.config import GatewayConfig
+from draftwood.errors import ConfigError
+from gateway.app import Gateway, create_app
+from gateway.served_model import ServedModel
+
+DRAIN_S = 10  # answers that still run at a stop may go on for so long
+KEEP_ALIVE_S = 30  # longer than clients keep idle connections, so that they do not find them just closed
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Server(uvicorn.Server):
+    """One gateway. A signal stops it cleanly: uvicorn would raise it again once it is done, which ends in an error."""
+
+    def __init__(self, config: GatewayConfig, model: ServedModel, listener: socket.socket) -> None:
+        options = uvicorn.Config(
+            create_app(Gateway(config, model)),
+            loop="uvloop",
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=DRAIN_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        super().__init__(options)
+        self._listener = listener
+        self._on_ready: Callable[[], None] = _nothing
+        self.address = _url(listener)
+        self.model_name = model.name
+
+    @classmethod
+    def bind(cls, config: GatewayConfig, model: ServedModel) -> Self:
+        """Binds the port. Raises ConfigError."""
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((config.host, config.port))
+        except OSError as error:
+            listener.close()
+            raise ConfigError(f"--port {config.port}: cannot listen on {config.host}: {error}", field="port") from error
+        return cls(config, model, listener)
+
+    def stop_on_signals(self) -> None:
+        """From now on SIGTERM and SIGINT stop the server; a second SIGINT does not wait for running answers."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+
+    async def serve_until_stopped(self, on_ready: Callable[[], None]) -> None:
+        """Serves until `should_exit` is set; `on_ready` is called once requests are accepted."""
+        self._on_ready = on_ready
+        await self.serve([self._listener])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts listening, then tells."""
+        await super().startup(sockets)
+        self._on_ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Left to `stop_on_signals`."""
+        yield
+
+
+def _nothing() -> None:
+    pass
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

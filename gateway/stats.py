@@ -1,0 +1,94 @@
+"""What an answer cost: the verify service's figures, summed over the choices of a request, in OpenAI's `usage` and in
+the `draftwood` object beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Figures of one answer. None: not known, because the gateway cancelled the call before its end (a stop string)."""
+
+    num_steps: int
+    num_accepted_tokens: int
+    num_drafted_tokens: int | None = None
+    num_fallback_steps: int | None = None
+    draft_ms: float | None = None
+    tree_ms: float | None = None
+    verify_ms: float | None = None
+    accept_ms: float | None = None
+    commit_ms: float | None = None
+    transport_p50_ms: float | None = None
+    prefill_ms: float | None = None
+    queue_ms: float | None = None
+    decode_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one choice ended. `num_step_tokens` are the tokens of its steps: all but the one that the prefill gave."""
+
+    finish_reason: str
+    num_tokens: int
+    num_step_tokens: int
+    num_cached_tokens: int
+    stats: Stats
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    """Sum to the microsecond; None as soon as one part is not known."""
+    known = [value for value in values if value is not None]
+    return round(sum(known), 3) if len(known) == len(values) else None
+
+
+def usage(prompt_lengths: Sequence[int], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """OpenAI's usage object. Each prompt counts once, however many choices it has."""
+    num_prompt = sum(prompt_lengths)
+    num_completion = sum(outcome.num_tokens for outcome in outcomes)
+    accepted = sum(outcome.stats.num_accepted_tokens for outcome in outcomes)
+    drafted = _total([outcome.stats.num_drafted_tokens for outcome in outcomes])
+    choices_per_prompt = len(outcomes) // max(1, len(prompt_lengths))
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(outcome.num_cached_tokens for outcome in outcomes[:: max(1, choices_per_prompt)])
+        },
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": None if drafted is None else int(drafted) - accepted,
+        },
+    }
+
+
+def draftwood_object(seed: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Our extension of the response: times are sums over the choices, in milliseconds; null is not known."""
+    stats = [outcome.stats for outcome in outcomes]
+    num_steps = sum(entry.num_steps for entry in stats)
+    num_step_tokens = sum(outcome.num_step_tokens for outcome in outcomes)
+    drafted = _total([entry.num_drafted_tokens for entry in stats])
+    fallback = _total([entry.num_fallback_steps for entry in stats])
+    transport = [entry.transport_p50_ms for entry in stats if entry.transport_p50_ms is not None]
+    return {
+        "seed": seed,
+        "steps": num_steps,
+        "tokens_per_step": round(num_step_tokens / num_steps, 3) if num_steps else None,
+        "drafted": None if drafted is None else int(drafted),
+        "accepted": sum(entry.num_accepted_tokens for entry in stats),
+        "fallback_steps": None if fallback is None else int(fallback),
+        "stage_ms": {
+            "draft": _total([entry.draft_ms for entry in stats]),
+            "tree": _total([entry.tree_ms for entry in stats]),
+            "verify": _total([entry.verify_ms for entry in stats]),
+            "accept": _total([entry.accept_ms for entry in stats]),
+            "commit": _total([entry.commit_ms for entry in stats]),
+        },
+        "transport_p50_ms": max(transport) if len(transport) == len(stats) and transport else None,
+        "queue_ms": _total([entry.queue_ms for entry in stats]),
+        "prefill_ms": _total([entry.prefill_ms for entry in stats]),
+        "decode_ms": _total([entry.decode_ms for entry in stats]),
+    }

@@ -1,0 +1,190 @@
+"""What is refused, before any stream starts, with the field and the value named; and what the HTTP layer refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from draftwood.errors import ContextLengthError, InvalidRequestError, OverloadedError, UnavailableError
+from tests.gateway.conftest import Stand
+from tests.gateway.fake_verify import MAX_CONTEXT, Script
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MESSAGES: Any = [{"role": "user", "content": "Say something."}]
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "[]"),
+    ({"messages": "hi"}, "messages", "'hi'"),
+    ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role", "'wizard'"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "None"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "image_url"),
+    ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "tool_calls", "[{}]"),
+    ({"temperature": -0.1}, "temperature", "-0.1"),
+    ({"temperature": 101}, "temperature", "101"),
+    ({"temperature": "warm"}, "temperature", "'warm'"),
+    ({"temperature": True}, "temperature", "True"),
+    ({"top_p": 0}, "top_p", "0"),
+    ({"top_p": 1.1}, "top_p", "1.1"),
+    ({"top_k": -2}, "top_k", "-2"),
+    ({"min_p": 2}, "min_p", "2"),
+    ({"presence_penalty": 2.5}, "presence_penalty", "2.5"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty", "-2.5"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "0"),
+    ({"seed": 2**64}, "seed", str(2**64)),
+    ({"seed": 1.5}, "seed", "1.5"),
+    ({"logit_bias": {"8192": 1}}, "logit_bias", "'8192'"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", "'-1'"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "'x'"),
+    ({"logit_bias": {"1": 101}}, "logit_bias", "101"),
+    ({"max_tokens": 0}, "max_tokens", "0"),
+    ({"max_tokens": "5"}, "max_tokens", "'5'"),
+    ({"max_completion_tokens": -5}, "max_completion_tokens", "-5"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "6"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "5"),
+    ({"n": 0}, "n", "0"),
+    ({"n": 9}, "n", "9"),
+    ({"stop": ""}, "stop", "['']"),
+    ({"stop": ["a", ""]}, "stop", "['a', '']"),
+    ({"stop": ["a"] * 17}, "stop", "17"),
+    ({"stop": 5}, "stop", "5"),
+    ({"stop_token_ids": [8192]}, "stop_token_ids[0]", "8192"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "-1"),
+    ({"algorithm": "magic"}, "algorithm", "'magic'"),
+    ({"tree_budget": 0}, "tree_budget", "0"),
+    ({"tree_budget": 64}, "tree_budget", "64"),
+    ({"tree_width_cap": 65}, "tree_width_cap", "65"),
+    ({"tree_spine": "yes"}, "tree_spine", "'yes'"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "21"),
+    ({"top_logprobs": 2}, "top_logprobs", "2"),
+    ({"tools": [{"type": "function"}]}, "tools", "function"),
+    ({"tool_choice": "required"}, "tool_choice", "'required'"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
+    ({"guided_regex": "a*"}, "guided_regex", "'a*'"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "[]"),
+]
+
+NEUTRAL: list[dict[str, Any]] = [
+    {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "stop": None, "logit_bias": {}},
+    {"temperature": None, "seed": None, "n": None, "stream": None, "stream_options": None, "top_k": -1},
+    {"max_tokens": 5, "max_completion_tokens": 5, "stop": [], "user": "me", "metadata": {}, "no_such_field": {}},
+]
+
+
+@pytest.mark.parametrize(("fields", "field", "shown"), REFUSED, ids=lambda value: str(value)[:40])
+async def test_bad_fields(stand: Stand, fields: dict[str, Any], field: str, shown: str) -> None:
+    for stream in (False, True):
+        reply = await stand.http.post("/v1/chat/completions", json={"messages": MESSAGES, "stream": stream} | fields)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"], error["type"]) == (400, field, "invalid_request_error"), error
+        assert field.split("[")[0] in error["message"]
+        assert shown in error["message"]
+    assert stand.verify.requests == []
+
+
+@pytest.mark.parametrize("fields", NEUTRAL, ids=range(len(NEUTRAL)))
+async def test_fields_that_ask_for_nothing(stand: Stand, fields: dict[str, Any]) -> None:
+    reply = await stand.http.post("/v1/chat/completions", json={"messages": MESSAGES} | fields)
+    assert reply.status_code == 200, reply.text
+
+
+async def test_stream_options_without_stream(stand: Stand) -> None:
+    body = {"messages": MESSAGES, "stream_options": {"include_usage": True}}
+    reply = await stand.http.post("/v1/chat/completions", json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream_options")
+
+
+async def test_messages_missing(stand: Stand) -> None:
+    reply = await stand.http.post("/v1/chat/completions", json={"model": "sprout"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"] == "messages is missing"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompt_longer_than_the_context(stand: Stand, stream: bool) -> None:
+    """Field bug 11."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        await stand.openai.completions.create(model="sprout", prompt=[300] * MAX_CONTEXT, stream=stream)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    assert f"{MAX_CONTEXT} tokens" in caught.value.message
+    messages: Any = [{"role": "user", "content": "word " * MAX_CONTEXT}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        await stand.openai.chat.completions.create(model="sprout", messages=messages, stream=stream)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+
+
+async def test_a_prompt_that_leaves_one_token(stand: Stand) -> None:
+    await stand.openai.completions.create(model="sprout", prompt=[300] * (MAX_CONTEXT - 1), max_tokens=4000)
+    assert stand.verify.requests[0].max_new_tokens == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_unknown_model(stand: Stand, stream: bool) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await stand.openai.chat.completions.create(model="gpt-9", messages=MESSAGES, stream=stream)
+    assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_overload(stand: Stand, stream: bool) -> None:
+    stand.verify.script = Script(error_at_start=OverloadedError("the queue is full", retry_after_s=2.5))
+    with pytest.raises(openai.RateLimitError) as caught:
+        await stand.openai.chat.completions.create(model="sprout", messages=MESSAGES, stream=stream)
+    headers = caught.value.response.headers
+    assert (headers["retry-after"], headers["retry-after-ms"], headers["x-should-retry"]) == ("3", "2500", "true")
+    assert caught.value.code == "overloaded"
+
+
+async def test_a_retry_succeeds(stand: Stand) -> None:
+    """The official client waits as it is told and comes back."""
+    stand.verify.script = Script(error_at_start=OverloadedError("the queue is full", retry_after_s=0.01))
+    client = stand.openai.with_options(max_retries=1)
+    with pytest.raises(openai.RateLimitError):
+        await client.chat.completions.create(model="sprout", messages=MESSAGES)
+    assert len(stand.verify.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "param"),
+    [
+        (InvalidRequestError("max_new_tokens is odd", field="max_new_tokens"), 400, "invalid_request", "max_tokens"),
+        (ContextLengthError("too long", field="prompt"), 400, "context_length_exceeded", "prompt"),
+        (UnavailableError("draining", retry_after_s=3), 503, "unavailable", None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_of_the_verify_service(
+    stand: Stand, error: Any, status: int, code: str, param: str | None, stream: bool
+) -> None:
+    stand.verify.script = Script(error_at_start=error)
+    reply = await stand.http.post("/v1/chat/completions", json={"messages": MESSAGES, "stream": stream})
+    assert (reply.status_code, reply.json()["error"]["code"], reply.json()["error"]["param"]) == (status, code, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"5", b"\xff", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 50_000, b"1" * 5000],
+    ids=lambda body: str(body[:12]),
+)
+async def test_bodies_that_are_no_json_object(stand: Stand, body: bytes) -> None:
+    reply = await stand.http.post("/v1/chat/completions", content=body)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_body_too_large(stand: Stand) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 300_000}]}).encode()
+    reply = await stand.http.post("/v1/chat/completions", content=body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/chat/completions", 405), ("POST", "/v1/models", 405), ("GET", "/v1/nothing", 404), ("GET", "/", 404)],
+)
+async def test_wrong_routes(stand: Stand, method: str, path: str, status: int) -> None:
+    reply = await stand.http.request(method, path)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert reply.headers["x-request-id"]

@@ -1,0 +1,145 @@
+"""Contract (c) on tiny random models of every architecture: ids and log-probabilities equal to transformers' own, with
+any tree, alone and in a batch; greedy and seeded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from draftwood.config import VerifyConfig
+from draftwood.sampling import SamplingParams
+from draftwood.tree import DraftTree
+from tests.verify_service.harness import oracle_tree, run_all, start_engine
+from tests.verify_service.models import ARCHITECTURES, save_tiny
+from verify_service.engine import Engine
+from verify_service.request import Request
+from verify_service.sequence import Sequence
+
+NEW_TOKENS = 40
+LENGTHS = (1, 3, 16, 17, 70)  # around page and chunk edges
+
+
+@dataclass
+class Case:
+    """A served model, transformers' own, and the drafts in use."""
+
+    engine: Engine
+    reference: Any
+    script: dict[str, Any]
+
+    def propose(self, sequence: Sequence) -> DraftTree | None:
+        make = self.script.get("make")
+        return make(sequence) if make is not None else None
+
+
+@pytest.fixture(scope="module", params=list(ARCHITECTURES))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    torch.set_num_threads(1)
+    model = save_tiny(request.param, directory)
+    script: dict[str, Any] = {}
+    config = VerifyConfig(
+        target=str(directory), draft="none", dtype="float32", compile=False, threads=1, max_batch=8, page_size=4
+    )
+    holder = Case(engine=None, reference=model, script=script)  # pyright: ignore[reportArgumentType]
+    holder.engine = start_engine(config, holder.propose)
+    yield holder
+    holder.engine.stop()
+
+
+def prompts() -> list[tuple[int, ...]]:
+    rng = random.Random(4)
+    return [tuple(rng.randrange(3, 250) for _ in range(n)) for n in LENGTHS]
+
+
+@torch.inference_mode()
+def reference_answer(model: Any, prompt: tuple[int, ...], new_tokens: int) -> tuple[list[int], torch.Tensor]:
+    """Greedy ids of transformers' generate and the log-probabilities it drew them from, float64 [new, vocab]."""
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return out.sequences[0, len(prompt) :].tolist(), torch.stack(out.logits)[:, 0].double().log_softmax(-1)
+
+
+def make_request(prompt: tuple[int, ...], **changes: Any) -> Request:
+    request = Request(
+        request_id="r", prompt=prompt, max_new_tokens=NEW_TOKENS, algorithm="ddtree", tree_budget=63, num_log_probs=3
+    )
+    return replace(request, **changes)
+
+
+def oracle(truths: dict[tuple[int, ...], list[int]], budget: int, seed: int = 0) -> Any:
+    """Drafts that are right for a random number of tokens, or absent: long accepts, none, and no draft."""
+    rng = random.Random(seed)
+
+    def make(sequence: Sequence) -> DraftTree | None:
+        if rng.random() < 0.2:
+            return None
+        truth = truths[sequence.request.prompt][len(sequence.answer) :]
+        return oracle_tree(rng, sequence.root, truth, 256, depth=rng.randrange(0, 12), budget=budget)
+
+    return make
+
+
+@pytest.mark.parametrize("budget", [0, 1, 15, 63])
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
+def test_greedy_equals_transformers(case: Case, budget: int, together: bool) -> None:
+    answers = {prompt: reference_answer(case.reference, prompt, NEW_TOKENS) for prompt in prompts()}
+    truths = {prompt: ids for prompt, (ids, _) in answers.items()}
+    case.script["make"] = oracle(truths, budget) if budget else None
+    requests = [make_request(prompt) for prompt in truths]
+    outs = run_all(case.engine, requests) if together else [run_all(case.engine, [r])[0] for r in requests]
+    for request, out in zip(requests, outs, strict=True):
+        ids, log_probs = answers[request.prompt]
+        assert out.tokens == ids
+        wanted = [float(log_probs[i, token]) for i, token in enumerate(ids)]
+        assert [entry.log_prob for entry in out.log_probs] == pytest.approx(wanted, abs=2e-3)
+        if budget >= 15:
+            assert out.stats.num_accepted_tokens > 5
+    assert case.engine.counters.pages_used == case.engine.counters.slots_used == 0
+
+
+def test_seeded_sampling_does_not_depend_on_drafts_or_batch(case: Case) -> None:
+    """The same seed gives the same tokens with no draft, with any tree, alone and among others."""
+    params = [SamplingParams(temperature=0.8, top_p=0.95, seed=100 + i) for i in range(len(LENGTHS))]
+    requests = [make_request(p, sampling=s) for p, s in zip(prompts(), params, strict=True)]
+    case.script["make"] = None
+    plain = [run_all(case.engine, [r])[0].tokens for r in requests]
+    truths = {r.prompt: tokens for r, tokens in zip(requests, plain, strict=True)}
+    for budget in (1, 15, 63):
+        case.script["make"] = oracle(truths, budget, seed=budget)
+        assert [a.tokens for a in run_all(case.engine, requests)] == plain
+    assert len({tuple(t) for t in plain}) == len(plain)
+
+
+def test_penalties_count_along_the_path(case: Case) -> None:
+    """With penalties the draws depend on the answer so far, in a draft as without one."""
+    sampling = SamplingParams(presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.3, logit_bias={7: 2.0})
+    requests = [make_request(p, sampling=sampling) for p in prompts()]
+    case.script["make"] = None
+    plain = [a.tokens for a in run_all(case.engine, requests)]
+    truths = {r.prompt: tokens for r, tokens in zip(requests, plain, strict=True)}
+    case.script["make"] = oracle(truths, 31)
+    assert [a.tokens for a in run_all(case.engine, requests)] == plain
+
+
+def test_prompt_log_probs(case: Case) -> None:
+    prompt = prompts()[-1]
+    case.script["make"] = None
+    (answer,) = run_all(case.engine, [make_request(prompt, max_new_tokens=1, num_prompt_log_probs=2)])
+    with torch.inference_mode():
+        logits = case.reference(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+    wanted = [float(logits[i, prompt[i + 1]]) for i in range(len(prompt) - 1)]
+    assert [entry.log_prob for entry in answer.prompt_log_probs] == pytest.approx(wanted, abs=2e-3)
