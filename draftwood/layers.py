@@ -36,8 +36,11 @@ def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN packs this weight: on a CPU, in float32 or bfloat16."""
     return (
         weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.bfloat16)
         and torch.backends.mkldnn.is_available()
+        and (
+            weight.dtype == torch.float32
+            or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
     )
 
 

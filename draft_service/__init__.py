@@ -1,0 +1,1 @@
+"""The draft service: committed tokens' feature rows in, draft trees out."""
