@@ -157,9 +157,6 @@ class VerifyConfig(ModelConfig):
     max_tree_budget: int = setting(63, "Largest tree budget that a request may ask for.")
     tree_width_cap: int = setting(16, "Candidates a depth of the tree at most.")
     tree_spine: bool = setting(False, "Whether the whole likeliest chain goes into a tree first.")
-    shadow_linear: bool = setting(
-        False, "Whether chain and tree are verified together and only the chain is committed."
-    )
     debug_metrics: bool = setting(False, "Whether each step is logged: nodes, depth, accepted length, stage times.")
     allow_hybrid_unsafe: bool = setting(
         False,

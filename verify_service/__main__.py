@@ -21,6 +21,7 @@ from verify_service.warmup import warm_up
 
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 HEALTH_PERIOD_S = 1.0
+PATIENCE_S = 60.0  # longer than any step
 DRAIN_S = 5.0
 
 
@@ -55,10 +56,10 @@ async def serve(config: VerifyConfig, service: Service) -> None:
 
 
 async def _watch(checks: health.aio.HealthServicer, service: Service, stopped: asyncio.Event) -> None:
-    """Healthy as long as the device loop lives; returns when told to stop."""
+    """Healthy as long as the device loop turns; returns when told to stop."""
     while not stopped.is_set():
         kinds = health_pb2.HealthCheckResponse
-        status = kinds.SERVING if service.engine.is_alive else kinds.NOT_SERVING
+        status = kinds.SERVING if service.engine.is_turning(PATIENCE_S) else kinds.NOT_SERVING
         for name in ("", SERVICE):
             await checks.set(name, status)
         try:

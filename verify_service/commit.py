@@ -24,35 +24,36 @@ class Committer:
         self.pools = pools
         self._replay: Callable[..., None] = compiled(gdn_commit_one, enabled=compile_steps, dynamic=False)
 
-    def commit_rows(
+    def commit(
         self,
-        slots: NDArray[np.int64],  # pool rows by position
-        base_length: int,
+        stash: Stash,
+        row: int,
         path: Sequence[int],
+        slots: NDArray[np.int64],  # [P] pool rows of the committed positions
+        state_slot: int,
         features: Tensor | None,  # [P, F] projected rows of the path
     ) -> None:
-        """Moves the path's KV rows from the nodes' places to the committed positions and writes its feature rows."""
-        destination = slots[base_length : base_length + len(path)]
-        if path[-1] != len(path) - 1:  # else the nodes lie where they belong
-            source = torch.from_numpy(slots[base_length + np.asarray(path)])
-            kv_commit(self.pools.keys, source, torch.from_numpy(destination))
-            kv_commit(self.pools.values, source, torch.from_numpy(destination))
-        if features is not None:
-            self.pools.features.index_copy_(0, torch.from_numpy(destination), features)
-
-    def commit_states(self, stash: Stash, row: int, state_slot: int, path: Sequence[int]) -> None:
-        """Replays the recurrence along the path from batch row `row` of the stash, all layers at once."""
+        """Commits a path of batch row `row` of the last pass."""
         pools = self.pools
-        index = torch.tensor(path)
+        nodes, destination = torch.tensor(path), torch.from_numpy(slots)
+        kv_commit(pools.keys, stash.keys[:, row], nodes, destination)
+        kv_commit(pools.values, stash.values[:, row], nodes, destination)
+        if features is not None:
+            pools.features.index_copy_(0, destination, features)
+        if pools.states.shape[0]:
+            self.commit_states(stash, row, nodes, state_slot)
+
+    def commit_states(self, stash: Stash, row: int, path: Tensor, state_slot: int) -> None:
+        """Replays the recurrence of all layers along the path, and shifts its inputs into the windows."""
         # Token-major copies, so that each token's inputs are contiguous: [P, R, ...].
         k, v, g, beta = (
-            t[:, row].index_select(1, index).transpose(0, 1).contiguous()
+            t[:, row].index_select(1, path).transpose(0, 1).contiguous()
             for t in (stash.k, stash.v, stash.g, stash.beta)
         )
-        state = pools.states[:, state_slot]
-        for i in range(len(path)):
+        state = self.pools.states[:, state_slot]
+        for i in range(path.shape[0]):
             self._replay(state, k[i], v[i], g[i], beta[i])
-        commit_window(pools.windows[:, state_slot], stash.inputs[:, row].index_select(1, index))
+        commit_window(self.pools.windows[:, state_slot], stash.inputs[:, row].index_select(1, path))
 
     def reset(self, state_slot: int) -> None:
         """Empties a slot for a new sequence."""

@@ -141,9 +141,9 @@ class Decoder:
             if len(path) != taps.shape[0]:
                 taps = taps.index_select(0, torch.tensor(path))
             features = self.projector.project(taps)
-        self.committer.commit_rows(sequence.slots, sequence.base_length, path, features)
-        if outputs.stash is not None:
-            self.committer.commit_states(outputs.stash, row, sequence.state_slot, path)
+        base = sequence.base_length
+        slots = sequence.slots[base : base + len(path)]
+        self.committer.commit(outputs.stash, row, path, slots, sequence.state_slot, features)
 
     def _deliver(self, sequence: Sequence, walk: _Walk, trace: Trace | None) -> Finished | None:
         """Sends the tokens; returns the end where the answer ends, to be sent once everything is free."""

@@ -87,6 +87,7 @@ class DraftLink:
         self._answers: queue.SimpleQueue[draft_pb2.DraftResponse | None] = queue.SimpleQueue()
         self._step_id = 0
         self._outstanding: int | None = None
+        self._prefills: dict[int, grpc.Future[draft_pb2.PrefillResponse]] = {}  # kept: gRPC cancels a call whose future is collected
         self.is_broken = False
         self.call = stub.Draft(self._messages())
 
@@ -163,7 +164,15 @@ class DraftLink:
                 for rows in chunks
             ]
         )
-        self._stub.Prefill.future(messages, timeout=60.0)
+        self._prefills[sequence_id] = self._stub.Prefill.future(messages, timeout=60.0)
+
+    def is_prefilling(self, sequence_id: int) -> bool:
+        """Whether context of the sequence is still on its way."""
+        call = self._prefills.get(sequence_id)
+        if call is not None and call.done():
+            del self._prefills[sequence_id]
+            return False
+        return call is not None
 
 
 class DraftClient:

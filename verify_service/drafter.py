@@ -96,7 +96,7 @@ class Drafter:
             sequence.link_id, sequence.is_draftable = link.link_id, True
             sequence.epoch += 1
             sequence.rows_sent = 0
-        if not sequence.is_draftable:
+        if not sequence.is_draftable or link.is_prefilling(sequence.sequence_id):
             return None
         window = link.facts.context_window
         start = max(sequence.rows_sent, sequence.base_length - window if window else 0)

@@ -64,6 +64,7 @@ class Engine:
         self._next_id = 0
         self._lock = threading.Lock()
         self._stopping = False
+        self._is_waiting = True
         self._thread = threading.Thread(target=self._run, name="device-loop", daemon=True)
 
     def start(self) -> None:
@@ -78,8 +79,12 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the device loop turns."""
+        """Whether the device loop's thread runs."""
         return self._thread.is_alive()
+
+    def is_turning(self, patience_s: float) -> bool:
+        """Whether the device loop waits for work or began a turn within the last `patience_s` seconds."""
+        return self.is_alive and (self._is_waiting or time.monotonic() - self.last_turn < patience_s)
 
     def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
         """Hands a checked request over; its events go to `emit`, on the engine's thread. Returns its sequence id."""
@@ -98,9 +103,10 @@ class Engine:
     @torch.inference_mode()
     def _run(self) -> None:
         while self._take_commands():
-            self.last_turn = time.monotonic()
+            self.last_turn, self._is_waiting = time.monotonic(), False
             for sequence in self.scheduler.admit():
                 self.decoder.admit(sequence)
+            self._count()  # whoever sees a first token sees its request running
             try:
                 self._turn()
             except Exception:
@@ -143,9 +149,9 @@ class Engine:
     def _take_commands(self) -> bool:
         """Handles what has come in, waiting for something where there is nothing to do; False to stop."""
         while True:
-            is_idle = not self.scheduler.active and not self.scheduler.waiting
+            self._is_waiting = not self.scheduler.active and not self.scheduler.waiting
             try:
-                command = self._commands.get(block=is_idle)
+                command = self._commands.get(block=self._is_waiting)
             except queue.Empty:
                 return True
             match command:

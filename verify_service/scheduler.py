@@ -13,12 +13,9 @@ class Scheduler:
     """Holds every sequence from its arrival to its end. A sequence's pages are reserved for its whole length on
     admission, so a running one never has to be taken back."""
 
-    def __init__(
-        self, pages: PageAllocator, slots: SlotAllocator, *, max_batch: int, max_queue: int, reserve: int
-    ) -> None:
+    def __init__(self, pages: PageAllocator, slots: SlotAllocator, *, max_batch: int, max_queue: int) -> None:
         self.pages, self.slots = pages, slots
         self.max_batch, self.max_queue = max_batch, max_queue
-        self.reserve = reserve  # token slots for the nodes of a step, beyond prompt and answer
         self.waiting: deque[Sequence] = deque()
         self.active: list[Sequence] = []
 
@@ -48,7 +45,7 @@ class Scheduler:
 
     def tokens_of(self, sequence: Sequence) -> int:
         """Token slots that a sequence needs in all."""
-        return len(sequence.request.prompt) + sequence.request.max_new_tokens + self.reserve
+        return len(sequence.request.prompt) + sequence.request.max_new_tokens
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out, wherever it is, and frees what it holds."""

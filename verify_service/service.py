@@ -63,8 +63,7 @@ def build(config: VerifyConfig) -> Service:
         max_context=max_context,
         compile_steps=config.compile,
     )
-    reserve = config.max_tree_budget + 1
-    pages_each = -(-(max_context + reserve) // config.page_size)
+    pages_each = -(-max_context // config.page_size)
     pages = PageAllocator(config.max_batch * pages_each, config.page_size)
     slots = SlotAllocator(config.max_batch)
     pools = allocate_pools(
@@ -77,7 +76,7 @@ def build(config: VerifyConfig) -> Service:
     )
     decoder = Decoder(target, pools, Committer(pools, compile_steps=config.compile), projector)
     decoder.debug_steps = config.debug_metrics
-    scheduler = Scheduler(pages, slots, max_batch=config.max_batch, max_queue=config.max_queue, reserve=reserve)
+    scheduler = Scheduler(pages, slots, max_batch=config.max_batch, max_queue=config.max_queue)
     client = _draft_client(config, directory, spec, projector)
     drafter = Drafter(client, pools, timeout_s=config.draft_timeout_ms / 1e3)
     engine = Engine(decoder, scheduler, drafter, prefill_tokens=config.prefill_tokens)

@@ -21,7 +21,6 @@ class StepInputs:
 
     input_ids: Tensor  # [B, N] int64
     positions: Tensor  # [B, N] int64
-    node_slots: Tensor  # [B * N] int64, pool rows that the nodes' keys and values go to
     prefix_slots: Tensor  # [B, L] int64
     prefix_bias: Tensor  # [B, L] float32
     inclusive: Tensor  # [B, N, N] float32: 1 where j is i or its ancestor
@@ -36,7 +35,7 @@ class StepRow:
 
     tree: DraftTree
     base_length: int
-    slots: NDArray[np.int64]  # [at least base_length + num_nodes] pool rows by position
+    slots: NDArray[np.int64]  # [at least base_length] pool rows by position
     state_slot: int
 
 
@@ -48,7 +47,6 @@ def derive(rows: Sequence[StepRow], *, taps: int, scratch_slot: int, num_nodes: 
     length = max(-(-longest // PREFIX_MULTIPLE), 1) * PREFIX_MULTIPLE
     input_ids = np.zeros((b, n), np.int64)
     positions = np.zeros((b, n), np.int64)
-    node_slots = np.full((b, n), scratch_slot, np.int64)
     prefix_slots = np.full((b, length), scratch_slot, np.int64)
     prefix_bias = np.full((b, length), -np.inf, np.float32)
     inclusive = np.zeros((b, n, n), np.float32)
@@ -58,7 +56,6 @@ def derive(rows: Sequence[StepRow], *, taps: int, scratch_slot: int, num_nodes: 
         input_ids[i, :m] = tree.token_ids
         positions[i, :m] = tree.depths
         positions[i] += base
-        node_slots[i, :m] = row.slots[base : base + m]
         prefix_slots[i, :base] = row.slots[:base]
         prefix_bias[i, :base] = 0.0
         fill_paths(tree.parents, inclusive[i], conv_index[i])
@@ -67,7 +64,6 @@ def derive(rows: Sequence[StepRow], *, taps: int, scratch_slot: int, num_nodes: 
     return StepInputs(
         input_ids=torch.from_numpy(input_ids),
         positions=torch.from_numpy(positions),
-        node_slots=torch.from_numpy(node_slots.reshape(-1)),
         prefix_slots=torch.from_numpy(prefix_slots),
         prefix_bias=torch.from_numpy(prefix_bias),
         inclusive=ancestors,

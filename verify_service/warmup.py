@@ -32,8 +32,7 @@ def warm_up(service: Service, *, compile_steps: bool) -> None:
             inputs = derive(rows, taps=decoder.model.spec.taps, scratch_slot=SCRATCH_SLOT)
             outputs = decoder.model.run(inputs, decoder.pools)
             decoder.model.logits(outputs.hidden)
-            if outputs.stash is not None:
-                decoder.committer.commit_states(outputs.stash, 0, 0, range(min(nodes, 2)))
+            decoder.committer.commit(outputs.stash, 0, (0,), slots[:1], 0, None)
             if decoder.projector is not None and outputs.taps is not None:
                 decoder.projector.project(outputs.taps[0])
     scheduler.pages.free(pages)

@@ -18,7 +18,7 @@ class Pools:
     values: Tensor  # [A, HKV, S, D]
     features: Tensor  # [S, F] projected feature rows; F is 0 without a draft model
     states: Tensor  # [R, T, HV, V, K] float32
-    windows: Tensor  # [R, T, C, taps - 1], newest last
+    windows: Tensor  # [R, T, taps - 1, C], newest last
 
 
 def allocate_pools(
@@ -33,7 +33,7 @@ def allocate_pools(
     else:
         layers = spec.num_recurrent_layers
         states = torch.zeros(layers, num_states, shape.num_value_heads, shape.value_dim, shape.key_dim, device=device)
-        windows = torch.zeros(layers, num_states, shape.channels, shape.taps - 1, device=device, dtype=dtype)
+        windows = torch.zeros(layers, num_states, shape.taps - 1, shape.channels, device=device, dtype=dtype)
     return Pools(
         keys=torch.zeros(attention, device=device, dtype=dtype),
         values=torch.zeros(attention, device=device, dtype=dtype),

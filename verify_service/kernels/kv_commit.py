@@ -1,4 +1,4 @@
-"""Commit of KV rows: accepted nodes move to the front of the step's rows, all layers at once."""
+"""Commit of KV rows: the accepted nodes' rows go into the pool, all layers at once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from torch import Tensor
 
 def kv_commit(
     pool: Tensor,  # [A, HKV, S, D], changed in place
-    source: Tensor,  # [P] int64, pool rows of the accepted nodes
+    nodes: Tensor,  # [A, HKV, N, D], rows of one sequence's nodes
+    path: Tensor,  # [P] int64, accepted nodes
     destination: Tensor,  # [P] int64, pool rows of the committed positions
 ) -> None:
-    """Reads all rows before it writes any, since source and destination overlap."""
-    pool.index_copy_(2, destination, pool.index_select(2, source))
+    """Rows were rotated for prefix + depth, which is where they go."""
+    pool.index_copy_(2, destination, nodes.index_select(2, path))

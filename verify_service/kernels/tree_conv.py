@@ -13,7 +13,7 @@ from torch import Tensor
 
 def tree_conv(
     inputs: Tensor,  # [B, N, C]
-    window: Tensor,  # [B, C, taps - 1] committed inputs, newest last
+    window: Tensor,  # [B, taps - 1, C] committed inputs, newest last
     index: Tensor,  # [B, N, taps] int64, rows of (window ++ inputs), oldest first
     weight: Tensor,  # [taps, C] float32
     bias: Tensor | None = None,  # [C] float32
@@ -21,7 +21,7 @@ def tree_conv(
     """SiLU of the convolution, summed in float32 from the oldest tap on and rounded once to the input's format."""
     b, n, channels = inputs.shape
     taps = weight.shape[0]
-    rows = torch.cat([window.transpose(1, 2), inputs], 1)  # [B, taps - 1 + N, C]
+    rows = torch.cat([window, inputs], 1)  # [B, taps - 1 + N, C]
     offset = torch.arange(b, device=inputs.device).view(b, 1, 1) * (taps - 1 + n)
     gathered = rows.view(-1, channels).index_select(0, (index + offset).reshape(-1)).view(b, n, taps, channels)
     out = (gathered.float() * weight).sum(2)
@@ -31,9 +31,9 @@ def tree_conv(
 
 
 def commit_window(
-    window: Tensor,  # [R, C, taps - 1], newest last; changed in place
+    window: Tensor,  # [R, taps - 1, C], newest last; changed in place
     inputs: Tensor,  # [R, P, C] inputs of the accepted path
 ) -> None:
     """Shifts the accepted inputs into the windows of all R layers."""
-    keep = window.shape[-1]
-    window.copy_(torch.cat([window, inputs.transpose(-1, -2)], -1)[..., -keep:])
+    keep = window.shape[1]
+    window.copy_(torch.cat([window, inputs], 1)[:, -keep:])

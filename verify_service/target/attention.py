@@ -1,7 +1,8 @@
-"""The attention function that transformers' attention layers call: paged prefix, ancestors, and the KV write."""
+"""The attention function that transformers' attention layers call: paged prefix, ancestors, and what a commit needs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,16 @@ from verify_service.kernels.tree_attention import tree_attention
 from verify_service.step import StepInputs
 
 NAME = "draftwood_tree"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionView:
+    """One layer's committed rows, and where the pass leaves the nodes' own: they go into the pools on commit only."""
+
+    key_pool: Tensor  # [HKV, S, D]
+    value_pool: Tensor  # [HKV, S, D]
+    keys: Tensor  # [B, HKV, N, D], written
+    values: Tensor  # [B, HKV, N, D], written
 
 
 def attend(
@@ -24,18 +35,17 @@ def attend(
     sliding_window: int | None = None,
     *,
     step: StepInputs,
-    kv: tuple[Tensor, Tensor],  # this layer's pools, each [HKV, S, D]
+    attention: AttentionView,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attends to the committed prefix and the node's ancestors, and puts the nodes' rows into the pools."""
+    """Attends to the committed prefix and to the node's ancestors."""
     del module, attention_mask, dropout
-    key_pool, value_pool = kv
     out = tree_attention(
         query,
         key,
         value,
-        key_pool,
-        value_pool,
+        attention.key_pool,
+        attention.value_pool,
         step.prefix_slots,
         step.prefix_bias,
         step.off_path,
@@ -43,9 +53,8 @@ def attend(
         scaling if scaling is not None else query.shape[-1] ** -0.5,
         sliding_window,
     )
-    b, hkv, n, d = key.shape
-    key_pool.index_copy_(1, step.node_slots, key.transpose(0, 1).reshape(hkv, b * n, d))
-    value_pool.index_copy_(1, step.node_slots, value.transpose(0, 1).reshape(hkv, b * n, d))
+    attention.keys.copy_(key)
+    attention.values.copy_(value)
     return out, None
 
 

@@ -22,8 +22,8 @@ from verify_service.step import StepInputs
 class RecurrentView:
     """One layer's committed state and where the pass leaves what a commit needs."""
 
-    states: Tensor  # [S, HV, V, K] float32
-    windows: Tensor  # [S, C, taps - 1]
+    states: Tensor  # [T, HV, V, K] float32
+    windows: Tensor  # [T, taps - 1, C]
     inputs: Tensor  # [B, N, C], written
     k: Tensor  # [B, N, HK, K] float32, written
     v: Tensor  # [B, N, HV, V] float32, written

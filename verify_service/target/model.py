@@ -18,25 +18,34 @@ from draftwood.device import compiled
 from draftwood.layers import packed
 from verify_service.cache.pools import Pools
 from verify_service.step import StepInputs
+from verify_service.target.attention import AttentionView
 from verify_service.target.fuse import fuse_layer, fused_norm
 from verify_service.target.gated_delta_net import RecurrentView
-from verify_service.target.spec import ATTENTION, GDN, TargetSpec
+from verify_service.target.spec import ATTENTION, GDN, NO_RECURRENCE, TargetSpec
 
 MAX_DEPTH_MARGIN = 512
+MAX_STASHES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Stash:
-    """Raw per-token inputs of all recurrent layers in one pass; the commit replays them along the accepted path."""
+    """What one pass leaves for the commit: rows of all attention layers, and the raw per-token inputs of all recurrent
+    layers, which the commit replays along the accepted path."""
 
+    keys: Tensor  # [A, B, HKV, N, D], rotated
+    values: Tensor  # [A, B, HKV, N, D]
     inputs: Tensor  # [R, B, N, C]
     k: Tensor  # [R, B, N, HK, K] float32
     v: Tensor  # [R, B, N, HV, V] float32
     g: Tensor  # [R, B, N, HV] float32
     beta: Tensor  # [R, B, N, HV] float32
 
-    def layer(self, index: int, pools: Pools) -> RecurrentView:
-        """Layer `index`'s part, with its committed state."""
+    def attention(self, index: int, pools: Pools) -> AttentionView:
+        """Attention layer `index`'s part, with its committed rows."""
+        return AttentionView(pools.keys[index], pools.values[index], self.keys[index], self.values[index])
+
+    def recurrent(self, index: int, pools: Pools) -> RecurrentView:
+        """Recurrent layer `index`'s part, with its committed state."""
         return RecurrentView(
             pools.states[index],
             pools.windows[index],
@@ -54,7 +63,7 @@ class PassOutputs:
 
     hidden: Tensor  # [B, N, H] after the final norm
     taps: Tensor | None  # [B, N, num_taps * H] residual stream after the tapped layers
-    stash: Stash | None
+    stash: Stash
 
 
 def _layer_pass(
@@ -98,30 +107,39 @@ class TargetModel:
     def _rope_table(self, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin of every position, each [length, rotary dim], in the model's own definition and format."""
         positions = torch.arange(length, device=self.device)[None]
+        if hasattr(self.rotary, "mrope_section"):  # text positions are the same in all three of its dimensions
+            positions = positions.expand(3, 1, -1)
         cos, sin = self.rotary(torch.zeros(1, dtype=self.dtype, device=self.device), positions)
         return cos[0], sin[0]
 
-    def _stash(self, b: int, n: int) -> Stash | None:
+    def _stash(self, b: int, n: int) -> Stash:
         """Buffers for a pass of this shape, kept for the next one."""
-        shape = self.spec.recurrent
-        if shape is None:
-            return None
         if (b, n) not in self._stashes:
-            if len(self._stashes) > 64:
+            if len(self._stashes) > MAX_STASHES:
                 self._stashes.clear()
-            r, hv = self.spec.num_recurrent_layers, shape.num_value_heads
-            new = torch.zeros
-            self._stashes[(b, n)] = Stash(
-                inputs=new(r, b, n, shape.channels, dtype=self.dtype, device=self.device),
-                k=new(r, b, n, shape.num_key_heads, shape.key_dim, device=self.device),
-                v=new(r, b, n, hv, shape.value_dim, device=self.device),
-                g=new(r, b, n, hv, device=self.device),
-                beta=new(r, b, n, hv, device=self.device),
-            )
+            self._stashes[(b, n)] = self._new_stash(b, n)
         return self._stashes[(b, n)]
 
+    def _new_stash(self, b: int, n: int) -> Stash:
+        spec, shape = self.spec, self.spec.recurrent or NO_RECURRENCE
+        r, hk, hv = spec.num_recurrent_layers, shape.num_key_heads, shape.num_value_heads
+        rows = (spec.num_attention_layers, b, spec.num_kv_heads, n, spec.head_dim)
+
+        def new(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=self.device)
+
+        return Stash(
+            keys=new(*rows, dtype=self.dtype),
+            values=new(*rows, dtype=self.dtype),
+            inputs=new(r, b, n, shape.channels, dtype=self.dtype),
+            k=new(r, b, n, hk, shape.key_dim),
+            v=new(r, b, n, hv, shape.value_dim),
+            g=new(r, b, n, hv),
+            beta=new(r, b, n, hv),
+        )
+
     def run(self, step: StepInputs, pools: Pools) -> PassOutputs:
-        """One pass. Changes nothing but the nodes' own KV rows; the stash is valid until the next pass."""
+        """One pass. Changes no committed state; the stash is valid until the next pass."""
         hidden = self.embed(step.input_ids)
         rope = self.rope[0][step.positions], self.rope[1][step.positions]
         stash = self._stash(*step.input_ids.shape)
@@ -130,10 +148,10 @@ class TargetModel:
         for i, (layer, mixer, run) in enumerate(zip(self.layers, self.spec.mixers, self.passes, strict=True)):
             extra: dict[str, Any] = {}
             if mixer == ATTENTION:
-                extra["kv"] = (pools.keys[attention], pools.values[attention])
+                extra["attention"] = stash.attention(attention, pools)
                 attention += 1
-            elif mixer == GDN and stash is not None:
-                extra["recurrent"] = stash.layer(recurrent, pools)
+            elif mixer == GDN:
+                extra["recurrent"] = stash.recurrent(recurrent, pools)
                 recurrent += 1
             hidden = run(layer, hidden, rope, step, extra)
             if i in self.tap_layer_ids:

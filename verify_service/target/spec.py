@@ -22,6 +22,9 @@ class RecurrentShape:
     taps: int  # convolution kernel size
 
 
+NO_RECURRENCE = RecurrentShape(0, 0, 0, 0, 0, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
     """Shapes and limits. `mixers` names each decoder layer's token mixer, in order."""
