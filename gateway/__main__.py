@@ -18,7 +18,7 @@ def main(args: list[str]) -> int:
     try:
         server = Server.bind(config, ServedModel.load(config))
     except DraftwoodError as error:
-        sys.stderr.write(f"gateway: {error.message}\n")
+        sys.stderr.write(f"error: {error.message}\n")
         return 2
 
     uvloop.run(serve(server))

@@ -87,7 +87,9 @@ class DraftLink:
         self._answers: queue.SimpleQueue[draft_pb2.DraftResponse | None] = queue.SimpleQueue()
         self._step_id = 0
         self._outstanding: int | None = None
-        self._prefills: dict[int, grpc.Future[draft_pb2.PrefillResponse]] = {}  # kept: gRPC cancels a call whose future is collected
+        self._prefills: dict[
+            int, grpc.Future[draft_pb2.PrefillResponse]
+        ] = {}  # kept: gRPC cancels a call whose future is collected
         self.is_broken = False
         self.call = stub.Draft(self._messages())
 

@@ -305,7 +305,9 @@ class DraftSequence(_message.Message):
     """The last bonus token."""
     @_builtins.property
     def context(self) -> Global___ContextRows:
-        """Newly committed tokens with their feature rows; may be absent. Rows that the cache already holds are ignored."""
+        """Newly committed tokens with their feature rows; may be absent. Rows that the cache already holds are ignored. A
+        drafter with a context window needs no more than the last context_window rows.
+        """
 
     @_builtins.property
     def tree(self) -> _tree_pb2.TreeOptions:
@@ -504,7 +506,7 @@ class PrefillResponse(_message.Message):
 
     NUM_ROWS_FIELD_NUMBER: _builtins.int
     num_rows: _builtins.int
-    """Rows taken over all chunks."""
+    """Rows received over all chunks, those that the cache already held included."""
     def __init__(
         self,
         *,

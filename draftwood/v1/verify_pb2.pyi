@@ -94,7 +94,7 @@ class GetTargetModelResponse(_message.Message):
     max_batch: _builtins.int
     """Sequences decoded together at most."""
     drafter_status: _builtins.str
-    """State of the drafter, for people: "ready", "absent", or why it is not used."""
+    """State of the drafter: "ready", or "absent" or "mismatch" followed by a colon and why."""
     draft_model_id: _builtins.str
     """The drafter in use; absent where there is none."""
     @_builtins.property
@@ -693,7 +693,7 @@ class GetLoadResponse(_message.Message):
     slots_total: _builtins.int
     """Recurrent-state slots in all."""
     drafter_status: _builtins.str
-    """State of the drafter, for people."""
+    """State of the drafter, as in GetTargetModelResponse."""
     rejected_trees: _builtins.int
     """Trees refused as malformed since the start."""
     stale_trees: _builtins.int

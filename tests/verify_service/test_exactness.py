@@ -15,7 +15,7 @@ import torch
 from draftwood.config import VerifyConfig
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
-from tests.verify_service.harness import oracle_tree, run_all, start_engine
+from tests.verify_service.harness import Answer, oracle_tree, run_all, start_engine
 from tests.verify_service.models import ARCHITECTURES, save_tiny
 from verify_service.engine import Engine
 from verify_service.request import Request
@@ -27,11 +27,16 @@ LENGTHS = (1, 3, 16, 17, 70)  # around page and chunk edges
 
 @dataclass
 class Case:
-    """A served model, transformers' own, and the drafts in use."""
+    """A served model, transformers' own answers, and the drafts in use."""
 
     engine: Engine
     reference: Any
     script: dict[str, Any]
+    answers: dict[tuple[int, ...], tuple[list[int], torch.Tensor]]  # by prompt: ids and log-probabilities
+
+    @property
+    def truths(self) -> dict[tuple[int, ...], list[int]]:
+        return {prompt: ids for prompt, (ids, _) in self.answers.items()}
 
     def propose(self, sequence: Sequence) -> DraftTree | None:
         make = self.script.get("make")
@@ -43,11 +48,11 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     directory: Path = tmp_path_factory.mktemp(request.param)
     torch.set_num_threads(1)
     model = save_tiny(request.param, directory)
-    script: dict[str, Any] = {}
     config = VerifyConfig(
         target=str(directory), draft="none", dtype="float32", compile=False, threads=1, max_batch=8, page_size=4
     )
-    holder = Case(engine=None, reference=model, script=script)  # pyright: ignore[reportArgumentType]
+    answers = {prompt: reference_answer(model, prompt, NEW_TOKENS) for prompt in prompts()}
+    holder = Case(engine=None, reference=model, script={}, answers=answers)  # pyright: ignore[reportArgumentType]
     holder.engine = start_engine(config, holder.propose)
     yield holder
     holder.engine.stop()
@@ -93,16 +98,12 @@ def oracle(truths: dict[tuple[int, ...], list[int]], budget: int, seed: int = 0)
     return make
 
 
-@pytest.mark.parametrize("budget", [0, 1, 15, 63])
-@pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
-def test_greedy_equals_transformers(case: Case, budget: int, together: bool) -> None:
-    answers = {prompt: reference_answer(case.reference, prompt, NEW_TOKENS) for prompt in prompts()}
-    truths = {prompt: ids for prompt, (ids, _) in answers.items()}
-    case.script["make"] = oracle(truths, budget) if budget else None
-    requests = [make_request(prompt) for prompt in truths]
-    outs = run_all(case.engine, requests) if together else [run_all(case.engine, [r])[0] for r in requests]
+BUDGETS = (0, 1, 15, 31, 63)
+
+
+def check_greedy(case: Case, requests: list[Request], outs: list[Answer], budget: int) -> None:
     for request, out in zip(requests, outs, strict=True):
-        ids, log_probs = answers[request.prompt]
+        ids, log_probs = case.answers[request.prompt]
         assert out.tokens == ids
         wanted = [float(log_probs[i, token]) for i, token in enumerate(ids)]
         assert [entry.log_prob for entry in out.log_probs] == pytest.approx(wanted, abs=2e-3)
@@ -111,16 +112,34 @@ def test_greedy_equals_transformers(case: Case, budget: int, together: bool) -> 
     assert case.engine.counters.pages_used == case.engine.counters.slots_used == 0
 
 
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_greedy_equals_transformers_together(case: Case, budget: int) -> None:
+    case.script["make"] = oracle(case.truths, budget) if budget else None
+    requests = [make_request(prompt) for prompt in prompts()]
+    check_greedy(case, requests, run_all(case.engine, requests), budget)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_greedy_equals_transformers_alone(case: Case, budget: int) -> None:
+    """Two prompts a budget, another pair each time: every length runs alone, under two budgets."""
+    case.script["make"] = oracle(case.truths, budget, seed=1) if budget else None
+    first = BUDGETS.index(budget)
+    requests = [make_request(prompts()[i % len(LENGTHS)]) for i in (first, first + 1)]
+    check_greedy(case, requests, [run_all(case.engine, [r])[0] for r in requests], budget)
+
+
 def test_seeded_sampling_does_not_depend_on_drafts_or_batch(case: Case) -> None:
     """The same seed gives the same tokens with no draft, with any tree, alone and among others."""
     params = [SamplingParams(temperature=0.8, top_p=0.95, seed=100 + i) for i in range(len(LENGTHS))]
     requests = [make_request(p, sampling=s) for p, s in zip(prompts(), params, strict=True)]
     case.script["make"] = None
-    plain = [run_all(case.engine, [r])[0].tokens for r in requests]
+    plain = [a.tokens for a in run_all(case.engine, requests)]
+    assert run_all(case.engine, requests[1:2])[0].tokens == plain[1]
     truths = {r.prompt: tokens for r, tokens in zip(requests, plain, strict=True)}
     for budget in (1, 15, 63):
         case.script["make"] = oracle(truths, budget, seed=budget)
         assert [a.tokens for a in run_all(case.engine, requests)] == plain
+    assert run_all(case.engine, requests[-1:])[0].tokens == plain[-1]
     assert len({tuple(t) for t in plain}) == len(plain)
 
 

@@ -23,6 +23,10 @@ class AttentionView:
     keys: Tensor  # [B, HKV, N, D], written
     values: Tensor  # [B, HKV, N, D], written
 
+    def varying(self) -> list[tuple[Tensor, list[int]]]:
+        """Tensors with the dimensions that vary from step to step."""
+        return [(self.keys, [0, 2]), (self.values, [0, 2])]
+
 
 def attend(
     module: nn.Module,

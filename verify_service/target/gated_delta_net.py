@@ -30,6 +30,10 @@ class RecurrentView:
     g: Tensor  # [B, N, HV] float32, written
     beta: Tensor  # [B, N, HV] float32, written
 
+    def varying(self) -> list[tuple[Tensor, list[int]]]:
+        """Tensors with the dimensions that vary from step to step."""
+        return [(t, [0, 1]) for t in (self.inputs, self.k, self.v, self.g, self.beta)]
+
 
 def _split_qwen3_next(mixer: Any) -> tuple[Tensor, ...]:
     """Rows of Qwen3-Next's interleaved projections in the order q, k, v, z, b, a."""

@@ -24,7 +24,7 @@ from verify_service.target.gated_delta_net import RecurrentView
 from verify_service.target.spec import ATTENTION, GDN, NO_RECURRENCE, TargetSpec
 
 MAX_DEPTH_MARGIN = 512
-MAX_STASHES = 64
+MAX_BUFFERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,34 @@ class PassOutputs:
     stash: Stash
 
 
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """What passes of one shape share."""
+
+    stash: Stash
+    arguments: list[dict[str, Any]]  # a layer
+
+
+def _mark_dynamic(step: StepInputs, rope: tuple[Tensor, Tensor], arguments: list[dict[str, Any]]) -> None:
+    """Tells the compiler which sizes vary from step to step: B, N and L."""
+    for tensor in (step.positions, step.prefix_slots, step.prefix_bias, step.conv_index, *rope):
+        _mark(tensor, 0, 1)
+    for tensor in (step.inclusive, step.off_path):
+        _mark(tensor, 0, 1, 2)
+    _mark(step.state_slots, 0)
+    for argument in arguments:
+        for view in argument.values():
+            for tensor, sizes in view.varying():
+                _mark(tensor, *sizes)
+
+
+def _mark(tensor: Tensor, *sizes: int) -> None:
+    """Marks sizes above 1, which the compiler would have as symbols anyway if it knew that they vary."""
+    for size in sizes:
+        if tensor.shape[size] > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, size)  # pyright: ignore[reportPrivateUsage, reportCallIssue]
+
+
 def _layer_pass(
     layer: Any, hidden: Tensor, rope: tuple[Tensor, Tensor], step: StepInputs, extra: dict[str, Any]
 ) -> Tensor:
@@ -102,7 +130,8 @@ class TargetModel:
             self.passes.append(passes[kind])
         self.norm = fused_norm(body.norm)
         self.head = packed(model.lm_head)
-        self._stashes: dict[tuple[int, int], Stash] = {}
+        self.is_warming = False  # while it is, sizes that vary are marked so, and one graph serves them all
+        self._buffers: dict[tuple[int, int], _Buffers] = {}
 
     def _rope_table(self, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin of every position, each [length, rotary dim], in the model's own definition and format."""
@@ -112,13 +141,29 @@ class TargetModel:
         cos, sin = self.rotary(torch.zeros(1, dtype=self.dtype, device=self.device), positions)
         return cos[0], sin[0]
 
-    def _stash(self, b: int, n: int) -> Stash:
+    def _buffers_for(self, b: int, n: int, pools: Pools) -> _Buffers:
         """Buffers for a pass of this shape, kept for the next one."""
-        if (b, n) not in self._stashes:
-            if len(self._stashes) > MAX_STASHES:
-                self._stashes.clear()
-            self._stashes[(b, n)] = self._new_stash(b, n)
-        return self._stashes[(b, n)]
+        if (b, n) not in self._buffers:
+            if len(self._buffers) > MAX_BUFFERS:
+                self._buffers.clear()
+            stash = self._new_stash(b, n)
+            self._buffers[(b, n)] = _Buffers(stash, self._layer_arguments(stash, pools))
+        return self._buffers[(b, n)]
+
+    def _layer_arguments(self, stash: Stash, pools: Pools) -> list[dict[str, Any]]:
+        """Each layer's view of the committed state and the stash, as its keyword argument."""
+        arguments: list[dict[str, Any]] = []
+        attention = recurrent = 0
+        for mixer in self.spec.mixers:
+            if mixer == ATTENTION:
+                arguments.append({"attention": stash.attention(attention, pools)})
+                attention += 1
+            elif mixer == GDN:
+                arguments.append({"recurrent": stash.recurrent(recurrent, pools)})
+                recurrent += 1
+            else:
+                arguments.append({})
+        return arguments
 
     def _new_stash(self, b: int, n: int) -> Stash:
         spec, shape = self.spec, self.spec.recurrent or NO_RECURRENCE
@@ -139,25 +184,21 @@ class TargetModel:
         )
 
     def run(self, step: StepInputs, pools: Pools) -> PassOutputs:
-        """One pass. Changes no committed state; the stash is valid until the next pass."""
+        """One pass, always with the same pools. Changes no committed state; the stash is valid until the next pass."""
         hidden = self.embed(step.input_ids)
         rope = self.rope[0][step.positions], self.rope[1][step.positions]
-        stash = self._stash(*step.input_ids.shape)
+        buffers = self._buffers_for(*step.input_ids.shape, pools)
+        if self.is_warming:
+            _mark_dynamic(step, rope, buffers.arguments)
         taps: dict[int, Tensor] = {}
-        attention = recurrent = 0
-        for i, (layer, mixer, run) in enumerate(zip(self.layers, self.spec.mixers, self.passes, strict=True)):
-            extra: dict[str, Any] = {}
-            if mixer == ATTENTION:
-                extra["attention"] = stash.attention(attention, pools)
-                attention += 1
-            elif mixer == GDN:
-                extra["recurrent"] = stash.recurrent(recurrent, pools)
-                recurrent += 1
+        for i, (layer, run, extra) in enumerate(zip(self.layers, self.passes, buffers.arguments, strict=True)):
+            if self.is_warming:
+                _mark(hidden, 0, 1)
             hidden = run(layer, hidden, rope, step, extra)
             if i in self.tap_layer_ids:
                 taps[i] = hidden
         tapped = torch.cat([taps[i] for i in self.tap_layer_ids], -1) if self.tap_layer_ids else None
-        return PassOutputs(self.norm(hidden), tapped, stash)
+        return PassOutputs(self.norm(hidden), tapped, buffers.stash)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., H] to [..., vocabulary], in the model's format."""

@@ -1,0 +1,21 @@
+"""`draftwood bench`: speed of decoding, speed by tree budget, exactness."""
+
+from __future__ import annotations
+
+import click
+
+from draftwood.cli.groups import LazyGroup
+
+COMMANDS = {
+    "decode": ("draftwood.cli.bench.decode:decode", "Compare plain decoding, chains and trees."),
+    "sweep": ("draftwood.cli.bench.sweep:sweep", "Speed and step times by tree budget."),
+    "exact": ("draftwood.cli.bench.exact:exact", "Compare answers with transformers' own, token by token."),
+}
+
+
+@click.group(cls=LazyGroup, lazy_commands=COMMANDS)
+def bench() -> None:
+    """Measure speed and check exactness.
+
+    Each command starts the services on free ports, or uses a running verify service, and talks gRPC straight to it.
+    """

@@ -1,0 +1,98 @@
+"""`draftwood chat`: one question to a gateway, or to a private stack where none runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from draftwood.cli.console import err, out
+from draftwood.cli.launch import private_config, private_settings, private_stack, run_stoppable
+from draftwood.cli.rest import Answer, Figures, Question, RestClient
+from draftwood.config import ALGORITHMS, GatewayConfig
+from draftwood.errors import UnavailableError
+
+DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}/v1"
+_OWN = ("target", "draft", "dtype", "device", "threads", "draft_threads", "compile")
+
+
+@click.command()
+@click.argument("question")
+@click.option(
+    "--url",
+    help=f"Address of the API. Without it, {DEFAULT_URL}, or services of this command's own where nothing answers.",
+)
+@click.option("--system", help="System message.")
+@click.option("--temperature", type=float, help="0 is greedy; above, tokens are drawn.")
+@click.option("--seed", type=int, help="Seed of the draws: the same seed gives the same text, whatever is drafted.")
+@click.option("--max-tokens", type=int, help="Longest answer in tokens.")
+@click.option("--algorithm", type=click.Choice(ALGORITHMS), help="How candidates are proposed for this question.")
+@click.option("--tree-budget", type=int, help="Nodes of a tree without the root, for this question.")
+@private_settings(compile=False)
+def chat(question: str, url: str | None, **values: Any) -> None:
+    """Ask one question and stream the answer.
+
+    The answer's speed follows on standard error. With no gateway running, the three services are started for this one
+    question on free ports; the model options below are for them. They do not compile by default, which pays only after
+    many questions.
+
+    \b
+    Examples:
+      draftwood chat "What are the benefits of walking?"
+      draftwood chat --temperature 0.7 --seed 1 "Write a short story about a lamp."
+      draftwood chat --url http://10.0.0.8:8000/v1 --algorithm none "Why is sleep important?"
+    """
+    stack_values = {name: values.pop(name) for name in _OWN}
+    run_stoppable(_chat(Question(text=question, **values), url, stack_values))
+
+
+async def _chat(question: Question, url: str | None, stack_values: dict[str, Any]) -> None:
+    try:
+        await ask(url or DEFAULT_URL, question)
+        return
+    except UnavailableError:
+        if url is not None:
+            raise
+    err.print(
+        f"No gateway answers at {DEFAULT_URL}; starting services for this question (`draftwood up` keeps them).",
+        markup=False,
+    )
+    async with private_stack(private_config(stack_values)) as stack:
+        await ask(stack.url, question)
+
+
+async def ask(url: str, question: Question) -> Answer:
+    """Streams the answer to standard output and its figures to standard error."""
+    async with RestClient(url) as client:
+        model = await client.model()
+        answer = await stream_to_console(client, question, model)
+    err.print(summary(answer.figures), style="dim", markup=False)
+    return answer
+
+
+async def stream_to_console(client: RestClient, question: Question, model: str) -> Answer:
+    """Prints the pieces as they arrive."""
+    answer: Answer | None = None
+    async for event in client.stream(question, model):
+        if isinstance(event, Answer):
+            answer = event
+        else:
+            out.print(event, end="", markup=False, emoji=False, soft_wrap=True)
+    out.print()
+    assert answer is not None, "a stream ends with the whole answer"
+    return answer
+
+
+def summary(figures: Figures) -> str:
+    """An answer's figures on a line or two."""
+    parts = [
+        f"{figures.num_tokens} tokens",
+        f"{figures.tokens_per_s:.1f} tokens/s",
+        f"{figures.steps} steps",
+        f"{figures.tokens_per_step:.2f} tokens per step",
+    ]
+    if figures.drafted:
+        parts.append(f"{figures.accepted} of {figures.drafted} draft tokens accepted ({figures.acceptance:.0%})")
+    if figures.fallback_steps:
+        parts.append(f"{figures.fallback_steps} steps had to do without a draft")
+    return ", ".join([*parts, f"seed {figures.seed}"])

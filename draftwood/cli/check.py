@@ -1,0 +1,96 @@
+"""`draftwood check`: health of running services, for people and for container health checks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+
+from draftwood.cli.console import out
+from draftwood.config import DraftConfig, GatewayConfig, VerifyConfig
+
+
+@click.command()
+@click.argument("address", required=False)
+@click.option(
+    "--service",
+    default="",
+    help="gRPC service name to ask about, such as draftwood.v1.VerifyService; empty asks about the whole server.",
+)
+@click.option("--timeout", "timeout_s", default=5.0, show_default=True, help="Seconds to wait for an answer.")
+def check(address: str | None, service: str, timeout_s: float) -> None:
+    """Say whether services are healthy.
+
+    Prints one line each; the exit code is 0 if all are, else 1.
+
+    ADDRESS is host:port of a gRPC service or http://host:port of a gateway. Without it the three default addresses are
+    checked.
+
+    \b
+    Examples:
+      draftwood check
+      draftwood check 127.0.0.1:50051 --service draftwood.v1.VerifyService
+      draftwood check http://127.0.0.1:8000
+    """
+    addresses = [address] if address is not None else default_addresses()
+    healthy = asyncio.run(_check_all(addresses, service, timeout_s))
+    raise SystemExit(0 if healthy else 1)
+
+
+def default_addresses() -> list[str]:
+    """Where `draftwood up` puts the services."""
+    draft, verify, gateway = DraftConfig(), VerifyConfig(), GatewayConfig()
+    return [
+        f"{draft.host}:{draft.port}",
+        f"{verify.host}:{verify.port}",
+        f"http://{gateway.host}:{gateway.port}",
+    ]
+
+
+async def _check_all(addresses: list[str], service: str, timeout_s: float) -> bool:
+    problems = await asyncio.gather(*(problem(address, service, timeout_s) for address in addresses))
+    for address, trouble in zip(addresses, problems, strict=True):
+        out.print(
+            f"{address} {'healthy' if trouble is None else f'not healthy: {trouble}'}", markup=False, soft_wrap=True
+        )
+    return all(trouble is None for trouble in problems)
+
+
+async def problem(address: str, service: str, timeout_s: float) -> str | None:
+    """What is wrong at an address; None if it is healthy."""
+    if address.startswith(("http://", "https://")):
+        return await _http_problem(address, timeout_s)
+    return await _grpc_problem(address, service, timeout_s)
+
+
+async def _http_problem(address: str, timeout_s: float) -> str | None:
+    import httpx
+
+    url = address.rstrip("/").removesuffix("/v1").removesuffix("/health") + "/health"
+    try:
+        async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client:
+            response = await client.get(url)
+    except httpx.TimeoutException:
+        return f"no answer within {timeout_s:g} s"
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return str(error) or type(error).__name__
+    return None if response.status_code == 200 else f"{url} answers {response.status_code}"
+
+
+async def _grpc_problem(address: str, service: str, timeout_s: float) -> str | None:
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    from draftwood.rpc import open_channel
+
+    async with open_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            response = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"no answer within {timeout_s:g} s"
+            return f"no such service: {service}" if error.code() == grpc.StatusCode.NOT_FOUND else error.details()
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+    return None if status == "SERVING" else status

@@ -1,0 +1,86 @@
+"""From option values to a stack, and private stacks that commands start for themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import click
+
+from draftwood.cli.console import err
+from draftwood.cli.options import build, settings
+from draftwood.cli.stack import NO_DRAFTER, Stack, StackConfig
+from draftwood.config import DraftConfig, GatewayConfig, ModelConfig, VerifyConfig
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+Value = TypeVar("Value")
+
+MODEL_FIELDS = frozenset(spec.name for spec in fields(ModelConfig))
+_PRIVATE = ("target", "draft", "dtype", "device", "threads", "compile")
+
+
+def private_settings(**defaults: Any) -> Callable[[AnyFunction], AnyFunction]:
+    """The options of commands that start a stack for themselves."""
+
+    def decorate(function: AnyFunction) -> AnyFunction:
+        threads = click.option(
+            "--draft-threads", type=int, default=0, help="CPU threads of the drafter alone; 0 takes --threads."
+        )
+        return settings(ModelConfig, only=_PRIVATE, defaults=defaults)(threads(function))
+
+    return decorate
+
+
+def stack_config(values: Mapping[str, Any]) -> StackConfig:
+    """A stack from the option values of `draftwood up`, or a part of them; what is missing keeps its default.
+
+    `port`, `verify_port` and `draft_port` are the ports, `host` is the gateway's: the other two are reached by the
+    gateway alone and listen on the loopback address.
+    """
+    common = {name: value for name, value in values.items() if name not in ("host", "port")}
+    drafted = values.get("draft") != NO_DRAFTER
+    verify = build(VerifyConfig, common, port=values["verify_port"])
+    gateway = build(GatewayConfig, values)
+    if not drafted:
+        return StackConfig(draft=None, verify=verify, gateway=gateway)
+    draft = build(DraftConfig, common, port=values["draft_port"])
+    return StackConfig(
+        draft=replace(draft, threads=values.get("draft_threads") or draft.threads), verify=verify, gateway=gateway
+    )
+
+
+def private_config(values: Mapping[str, Any], **more: Any) -> StackConfig:
+    """A stack on free ports of the loopback address."""
+    return stack_config({**values, **more, "port": 0, "verify_port": 0, "draft_port": 0})
+
+
+def run_stoppable(work: Coroutine[Any, Any, Value]) -> Value:
+    """`asyncio.run` for commands with a private stack: SIGTERM leaves them as Ctrl-C does, through their clean-up."""
+
+    async def stoppable() -> Value:
+        task = asyncio.ensure_future(work)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await task
+
+    try:
+        return asyncio.run(stoppable())
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
+
+
+@asynccontextmanager
+async def private_stack(config: StackConfig) -> AsyncGenerator[Stack]:
+    """A running stack for one command, stopped afterwards; a spinner shows what is being waited for."""
+    with err.status("Starting the services…") as status:
+
+        def notify(name: str, text: str) -> None:
+            status.update(f"Starting the services… {name}: {text}")
+
+        async with Stack(config, notify=notify) as stack:
+            await stack.start()
+            status.stop()
+            yield stack

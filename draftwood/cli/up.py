@@ -1,0 +1,147 @@
+"""`draftwood up`: the three services under one roof."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+import click
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from draftwood.cli.console import err, out
+from draftwood.cli.drafter import require_drafter
+from draftwood.cli.launch import MODEL_FIELDS, stack_config
+from draftwood.cli.options import settings
+from draftwood.cli.process import ServiceDiedError
+from draftwood.cli.stack import NO_DRAFTER, Stack, StackConfig
+from draftwood.config import DraftConfig, GatewayConfig, ModelConfig, VerifyConfig
+from draftwood.errors import UnavailableError
+
+_OWN = MODEL_FIELDS | {"host", "port", "drafter", "verify", "target"}
+
+
+@click.command()
+@click.option(
+    "--host",
+    default=GatewayConfig.host,
+    show_default=True,
+    help="Address that the gateway listens on; the other two listen on the loopback address.",
+)
+@click.option("--port", default=GatewayConfig.port, show_default=True, help="Port of the gateway; 0 picks a free one.")
+@click.option(
+    "--verify-port",
+    default=VerifyConfig.port,
+    show_default=True,
+    help="Port of the verify service; 0 picks a free one.",
+)
+@click.option(
+    "--draft-port", default=DraftConfig.port, show_default=True, help="Port of the draft service; 0 picks a free one."
+)
+@settings(ModelConfig, skip=("host",))
+@click.option("--no-draft", is_flag=True, help="Run without a drafter; the same as --draft none.")
+@click.option("--draft-threads", type=int, default=0, help="CPU threads of the drafter alone; 0 takes --threads.")
+@settings(DraftConfig, skip=_OWN)
+@settings(VerifyConfig, skip=_OWN)
+@settings(GatewayConfig, skip=_OWN)
+def up(no_draft: bool, **values: Any) -> None:
+    """Start all three services and keep them running.
+
+    One line a service says when it is ready. A drafter that dies is started again while the others go on; when the
+    verify service or the gateway dies, everything is stopped and the exit code is 1. Ctrl-C and SIGTERM stop everything
+    in order; a second Ctrl-C kills. No service outlives this command, not even when it is killed.
+
+    \b
+    Examples:
+      draftwood up
+      draftwood up --target ~/models/Qwen3-8B --draft ~/models/Qwen3-8B-DFlash-b16
+      draftwood up --algorithm dflash --tree-budget 15 --port 9000
+      draftwood up --no-draft
+    """
+    if no_draft:
+        values["draft"] = NO_DRAFTER
+    raise SystemExit(asyncio.run(run(stack_config(values))))
+
+
+async def run(config: StackConfig) -> int:
+    """Runs a stack until a signal or a death; the exit code."""
+    progress = Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err, transient=True
+    )
+    stack = Stack(config, on_line=_echo, notify=_Announcer(progress))
+    work = asyncio.create_task(_serve(stack, progress))
+    interrupted = _stop_on_signals(stack, work)
+    try:
+        failure = await work
+    except asyncio.CancelledError:
+        failure = None
+    except UnavailableError as error:
+        failure = error
+    finally:
+        progress.stop()
+        if interrupted.is_set():
+            err.print("stopping: gateway, verify, draft")
+        await stack.stop()
+    if failure is None:
+        return 0
+    err.print(f"[red]error:[/red] {escape(failure.message)}", soft_wrap=True)
+    return 1
+
+
+async def _serve(stack: Stack, progress: Progress) -> ServiceDiedError:
+    with progress:
+        await stack.start()
+        if stack.config.draft is not None:
+            await require_drafter(stack.verify_address)
+    if stack.config.gateway is not None:
+        out.print(_example(stack.url), markup=False, soft_wrap=True)
+    return await stack.supervise()
+
+
+def _stop_on_signals(stack: Stack, work: asyncio.Task[ServiceDiedError]) -> asyncio.Event:
+    """The first signal ends the work, a second one kills; the event says that there was one."""
+    loop, interrupted = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_signal() -> None:
+        if interrupted.is_set():
+            stack.kill()
+        interrupted.set()
+        work.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    return interrupted
+
+
+class _Announcer:
+    """Readiness goes to standard output as a line of its own; what else happens to a service, to standard error."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._rows: dict[str, Any] = {}
+
+    def __call__(self, name: str, text: str) -> None:
+        if text == "starting":
+            self._rows[name] = self._progress.add_task(f"{name} is starting")
+            return
+        if name in self._rows:
+            self._progress.remove_task(self._rows.pop(name))
+        if text.startswith("ready on "):
+            out.print(f"{name} {text}", markup=False, soft_wrap=True)
+        else:
+            err.print(f"[yellow]{name}:[/yellow] {escape(text)}", soft_wrap=True)
+
+
+def _echo(name: str, line: str) -> None:
+    err.print(f"[dim]{name} |[/dim] {escape(line)}", soft_wrap=True)
+
+
+def _example(url: str) -> str:
+    """What to try first."""
+    body = '{"messages": [{"role": "user", "content": "Why is sleep important?"}], "stream": true}'
+    return (
+        f"\nTry:  curl -N {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'\n"
+        f'or:   draftwood chat --url {url} "Why is sleep important?"\n'
+        "Ctrl-C stops everything."
+    )

@@ -1,0 +1,30 @@
+"""`draftwood info`."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner
+
+from draftwood.cli import main
+
+
+def test_facts_for_people_and_programs() -> None:
+    shown = CliRunner().invoke(main, ["info"])
+    assert shown.exit_code == 0, shown.output
+    facts = json.loads(CliRunner().invoke(main, ["info", "--json"]).output)
+    for section, rows in facts.items():
+        assert section in shown.output
+        assert all(name in shown.output for name in rows)
+    assert facts["versions"]["transformers"].startswith("5.")
+    assert isinstance(facts["machine"]["native bfloat16"], bool)
+    assert facts["target model"]["mixers"] == {"linear_attention": 6, "full_attention": 2}
+    assert facts["target model"]["layers"] == 8
+    assert facts["draft model"]["block size"] == 16
+    assert facts["draft model"]["taps"] == [1, 4, 6]
+    assert facts["defaults: verify"]["--algorithm"] == "ddtree"
+
+
+def test_without_a_draft_model() -> None:
+    facts = json.loads(CliRunner().invoke(main, ["info", "--draft", "none", "--json"]).output)
+    assert "draft model" not in facts

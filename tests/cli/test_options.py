@@ -1,0 +1,98 @@
+"""Options generated from configurations, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from draftwood.cli import main
+from draftwood.cli.environment import service_environment
+from draftwood.cli.options import build, int_list, settings
+from draftwood.config import Config, DraftConfig, GatewayConfig, VerifyConfig
+
+
+@pytest.mark.parametrize("config", [DraftConfig, VerifyConfig, GatewayConfig])
+def test_every_field_is_an_option_with_its_default(config: type[Config]) -> None:
+    seen: dict[str, Any] = {}
+
+    @click.command()
+    @settings(config)
+    def command(**values: Any) -> None:
+        seen.update(values)
+
+    result = CliRunner().invoke(command, [])
+    assert result.exit_code == 0, result.output
+    assert seen == {spec.name: spec.default for spec in dataclasses.fields(config)}
+    assert build(config, seen) == config()
+
+
+def test_values_come_through_as_the_service_parses_them() -> None:
+    seen: dict[str, Any] = {}
+
+    @click.command()
+    @settings(VerifyConfig)
+    def command(**values: Any) -> None:
+        seen.update(values)
+
+    args = ["--tree-budget", "31", "--no-compile", "--dtype", "bfloat16", "--drafter", "none", "--tree-spine"]
+    assert CliRunner().invoke(command, args).exit_code == 0
+    config = build(VerifyConfig, seen)
+    assert config == VerifyConfig.from_args(args, "test")
+    assert VerifyConfig.from_args(config.to_args(), "test") == config
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["verify", "--tree-budget", "64"], "error: --tree-budget is 64, not in [0, 63]"),
+        (["draft", "--port", "70000"], "error: --port is 70000, not in [0, 65535]"),
+        (["gateway", "--keepalive-s", "-1"], "error: --keepalive-s is -1.0, not in [0, 3600]"),
+        (["verify", "--dtype", "int4"], "'int4' is not one of 'auto', 'float32', 'bfloat16', 'float16'"),
+        (["bench", "decode", "--algorithms", "none,medusa"], "error: --algorithms: medusa is not among"),
+        (["bench", "sweep", "--budgets", "7,x"], "'7,x' is not a list of whole numbers"),
+        (["bench", "decode", "--reference", "--concurrency", "2"], "error: --reference decodes one prompt at a time"),
+        (["bench", "decode", "--top-p", "0"], "error: top_p is 0.0, not in (0.0, 1.0]"),
+        (["info", "--target", "./nowhere"], "error: --target ./nowhere: no such directory"),
+    ],
+)
+def test_bad_settings_are_named(args: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, args)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_int_list() -> None:
+    context, option = click.Context(click.Command("x")), click.Option(["--x"])
+    assert int_list(context, option, "7, 15,31,") == (7, 15, 31)
+    with pytest.raises(click.BadParameter, match="empty"):
+        int_list(context, option, " , ")
+
+
+def test_environment_has_defaults_that_the_users_own_override(tmp_path: Path) -> None:
+    environment = service_environment({"XDG_CACHE_HOME": str(tmp_path), "PATH": "x"})
+    assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "draftwood" / "inductor")
+    assert environment["GOMP_SPINCOUNT"] == "20000"
+    assert environment["PYTHONUNBUFFERED"] == "1"
+    assert environment["PATH"] == "x"
+    assert service_environment({"GOMP_SPINCOUNT": "5"})["GOMP_SPINCOUNT"] == "5"
+    assert service_environment({"PYTHONPATH": "mine"})["PYTHONPATH"].split(":")[0] == "mine"
+
+
+def test_services_take_this_processs_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, list[str], dict[str, str]]] = []
+
+    def execve(path: str, command: list[str], environment: dict[str, str]) -> None:
+        calls.append((path, command, environment))
+
+    monkeypatch.setattr("os.execve", execve)
+    result = CliRunner().invoke(main, ["draft", "--port", "0", "--no-compile"])
+    assert result.exit_code == 0, result.output
+    path, command, environment = calls[0]
+    assert command[0] == path
+    assert command[1:] == ["-P", "-m", "draft_service", "--no-compile", "--port", "0"]
+    assert environment["GOMP_SPINCOUNT"] == "20000"

@@ -1,0 +1,112 @@
+"""A decoder without the engine's thread: the test takes every step itself and looks into the pools."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood.config import VerifyConfig
+from draftwood.tree import DraftTree
+from tests.verify_service.harness import ScriptedDrafter
+from verify_service.cache.pages import SCRATCH_SLOT
+from verify_service.request import Event, Finished, Request
+from verify_service.sequence import Sequence
+from verify_service.service import build
+from verify_service.step import StepInputs, StepRow, derive
+from verify_service.target.model import Stash
+
+
+def config_of(target: Path | str, **changes: Any) -> VerifyConfig:
+    """float32, one thread, not compiled."""
+    values: dict[str, Any] = {
+        "target": str(target),
+        "draft": "none",
+        "drafter": "none",
+        "dtype": "float32",
+        "compile": False,
+        "threads": 1,
+        "max_batch": 4,
+        "page_size": 4,
+    }
+    return VerifyConfig(**(values | changes))
+
+
+class Bench:
+    """A built service's decoder, driven step by step."""
+
+    def __init__(self, config: VerifyConfig) -> None:
+        self.service = build(config)
+        self.engine = self.service.engine
+        self.decoder, self.scheduler = self.engine.decoder, self.engine.scheduler
+        self.pools = self.decoder.pools
+        self.last_stash: Stash | None = None  # the model's own buffers
+        self._next_id = 0
+
+    @torch.inference_mode()
+    def begin(self, prompt: Seq[int], new_tokens: int, chunk: int = 64, **settings: Any) -> Sequence:
+        """Admits and prefills a sequence and draws its first token."""
+        self._next_id += 1
+        request = Request(request_id="r", prompt=tuple(prompt), max_new_tokens=new_tokens, **settings)
+        sequence = Sequence(self._next_id, request, _drop, time.perf_counter())
+        self.scheduler.enqueue(sequence)
+        assert self.scheduler.admit() == [sequence]
+        self.decoder.admit(sequence)
+        while not sequence.is_prefilled:
+            self.decoder.prefill_chunk(sequence, chunk)
+        assert self.decoder.first_token(sequence) is None
+        return sequence
+
+    @torch.inference_mode()
+    def step(self, batch: Seq[Sequence], trees: dict[int, DraftTree]) -> list[Finished]:
+        """One step with the given trees by sequence id."""
+        drafter: Any = ScriptedDrafter(lambda s: trees.get(s.sequence_id))
+        finished, _ = self.decoder.step(batch, drafter)
+        return [end for _, end in finished]
+
+    @torch.inference_mode()
+    def decode(self, sequence: Sequence, base_length: int) -> None:
+        """One token at a time until `base_length` tokens are committed."""
+        while sequence.base_length < base_length:
+            assert self.step([sequence], {}) == []
+
+    def end(self, sequence: Sequence) -> None:
+        """Frees a sequence."""
+        self.scheduler.remove(sequence)
+
+    def derive(self, rows: Seq[StepRow]) -> StepInputs:
+        """Inputs of a pass over the rows."""
+        return derive(rows, taps=self.decoder.model.spec.taps, scratch_slot=SCRATCH_SLOT)
+
+    @torch.inference_mode()
+    def record(self, sequence: Sequence, tree: DraftTree) -> Stash:
+        """What a pass over the tree would commit, for one sequence; nothing is committed."""
+        row = StepRow(tree, sequence.base_length, sequence.slots, sequence.state_slot)
+        stash = self.last_stash = self.decoder.model.run(self.derive([row]), self.pools).stash
+        return Stash(**{name: buffer.clone() for name, buffer in buffers(stash).items()})
+
+    def committed(self, sequence: Sequence) -> dict[str, Tensor]:
+        """Copies of everything that is committed of a sequence, by name."""
+        rows = torch.from_numpy(sequence.slots[: sequence.base_length])
+        return {
+            "states": self.pools.states[:, sequence.state_slot].clone(),
+            "windows": self.pools.windows[:, sequence.state_slot].clone(),
+            "keys": self.pools.keys[:, :, rows].clone(),
+            "values": self.pools.values[:, :, rows].clone(),
+            "features": self.pools.features[rows].clone(),
+        }
+
+
+def buffers(stash: Stash) -> dict[str, Tensor]:
+    """The buffers by name."""
+    return {spec.name: getattr(stash, spec.name) for spec in fields(stash)}
+
+
+def _drop(event: Event) -> None:
+    """Nobody listens."""
+    del event

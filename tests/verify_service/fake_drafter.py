@@ -1,0 +1,174 @@
+"""A draft service that does as it is told, on a real port; it holds a context cache as the contract describes it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import grpc
+import numpy as np
+
+from draftwood.rpc import SERVER_OPTIONS
+from draftwood.tree import DraftTree
+from draftwood.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
+from draftwood.wire import tree_to_wire
+
+Answer = Callable[[draft_pb2.DraftSequence], draft_pb2.DraftResult | None]
+
+MODEL: dict[str, Any] = {
+    "model_id": "fake",
+    "block_size": 8,
+    "max_depth": 7,
+    "target_layer_ids": [1, 4],
+    "mask_token_id": 3,
+    "hidden_size": 6,
+    "vocab_size": 100,
+    "tokenizer_hash": "aa",
+    "projection_checksum": "bb",
+    "context_window": 0,
+    "max_context": 4096,
+}
+
+
+def result(sequence: draft_pb2.DraftSequence, **changes: Any) -> draft_pb2.DraftResult:
+    """A result for the sequence, its echo right unless changed."""
+    values: dict[str, Any] = {
+        "sequence_id": sequence.sequence_id,
+        "epoch": sequence.epoch,
+        "base_length": sequence.base_length,
+    }
+    return draft_pb2.DraftResult(**(values | changes))
+
+
+def chain(*token_ids: int) -> tree_pb2.DraftTree:
+    """A chain as it travels."""
+    return tree_to_wire(DraftTree.chain(0, token_ids))
+
+
+def two_tokens(sequence: draft_pb2.DraftSequence) -> draft_pb2.DraftResult:
+    """The same chain for everybody."""
+    return result(sequence, tree=chain(11, 12))
+
+
+def refusal(sequence: draft_pb2.DraftSequence, reason: Any, **details: Any) -> draft_pb2.DraftResult:
+    """No tree, and why."""
+    return result(sequence, refusal=draft_pb2.Refusal(reason=reason, message="because", **details))
+
+
+class Cache:
+    """Rows by position of each sequence, contiguous from 0 on."""
+
+    def __init__(self, hidden_size: int) -> None:
+        self.hidden_size = hidden_size
+        self.rows: dict[int, tuple[int, list[tuple[int, bytes]]]] = {}  # id → epoch, (token, feature row)
+        self.lock = threading.Lock()
+
+    def take(self, sequence_id: int, epoch: int, context: draft_pb2.ContextRows) -> int:
+        """Appends what continues the cache; returns its length."""
+        with self.lock:
+            held, rows = self.rows.get(sequence_id, (0, list[tuple[int, bytes]]()))
+            if held != epoch:
+                rows = list[tuple[int, bytes]]()
+            size = self.hidden_size * (4 if context.format == draft_pb2.FEATURE_FORMAT_FLOAT32 else 2)
+            tokens = np.frombuffer(context.token_ids, "<i4").tolist()
+            assert len(context.features) == size * len(tokens)
+            for i, token in enumerate(tokens):
+                if context.start + i == len(rows):
+                    rows.append((token, context.features[i * size : (i + 1) * size]))
+            self.rows[sequence_id] = epoch, rows
+            return len(rows)
+
+    def tokens(self, sequence_id: int) -> list[int]:
+        """Token ids held."""
+        return [token for token, _ in self.rows[sequence_id][1]]
+
+    def features(self, sequence_id: int) -> bytes:
+        """Feature rows held."""
+        return b"".join(row for _, row in self.rows[sequence_id][1])
+
+
+class FakeDrafter(draft_pb2_grpc.DraftServiceServicer):
+    """Records what it is asked and answers with `answer`, a function of one sequence; None leaves it out.
+
+    A sequence whose context is incomplete is refused as the contract says, before `answer` is asked.
+    """
+
+    def __init__(self, answer: Answer | None = None, **model: Any) -> None:
+        self.answer: Answer = answer or two_tokens
+        self.model = draft_pb2.DraftModel(**(MODEL | model))
+        self.cache = Cache(self.model.hidden_size)
+        self.requests: queue.SimpleQueue[draft_pb2.DraftRequest] = queue.SimpleQueue()
+        self.prefilled: queue.SimpleQueue[list[draft_pb2.PrefillRequest]] = queue.SimpleQueue()
+        self.closed: list[int] = []
+        self.gate = threading.Event()  # answers wait for it
+        self.gate.set()
+        self.prefill_gate = threading.Event()
+        self.prefill_gate.set()
+        self.dies = self.prefill_fails = False
+        self.ended = threading.Event()
+        self.handshakes = threading.Semaphore(0)
+        self.port = 0
+        self._server: grpc.Server | None = None
+
+    def start(self, port: int = 0) -> Self:
+        """Listens on `port`, or on a free one."""
+        self._server = grpc.server(ThreadPoolExecutor(8), options=SERVER_OPTIONS)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self._server.start()
+        return self
+
+    def kill(self) -> None:
+        """Drops every connection at once."""
+        if self._server is not None:
+            stopped = self._server.stop(0)
+            self.gate.set()
+            self.prefill_gate.set()
+            stopped.wait(10)
+            self._server = None
+
+    def GetDraftModel(
+        self, request: draft_pb2.GetDraftModelRequest, context: grpc.ServicerContext
+    ) -> draft_pb2.GetDraftModelResponse:
+        self.handshakes.release()
+        return draft_pb2.GetDraftModelResponse(model=self.model, incarnation=1)
+
+    def Draft(
+        self, request_iterator: Iterator[draft_pb2.DraftRequest], context: grpc.ServicerContext
+    ) -> Iterator[draft_pb2.DraftResponse]:
+        try:
+            for request in request_iterator:
+                self.closed += request.closed_sequence_ids
+                response = draft_pb2.DraftResponse(step_id=request.step_id, busy_us=7)
+                for sequence in request.sequences:
+                    response.results.extend(r for r in [self._result(sequence)] if r is not None)
+                self.requests.put(request)
+                self.gate.wait(30)
+                if self.dies:
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "dying")
+                yield response
+        finally:
+            self.ended.set()
+
+    def _result(self, sequence: draft_pb2.DraftSequence) -> draft_pb2.DraftResult | None:
+        held = self.cache.take(sequence.sequence_id, sequence.epoch, sequence.context)
+        if held != sequence.base_length and not self.model.context_window:
+            reason = draft_pb2.REFUSAL_REASON_CONTEXT_INCOMPLETE
+            return refusal(sequence, reason, context_length=held)
+        return self.answer(sequence)
+
+    def Prefill(
+        self, request_iterator: Iterator[draft_pb2.PrefillRequest], context: grpc.ServicerContext
+    ) -> draft_pb2.PrefillResponse:
+        self.prefill_gate.wait(30)
+        chunks = list(request_iterator)
+        if self.prefill_fails:
+            self.prefilled.put([])
+            context.abort(grpc.StatusCode.UNAVAILABLE, "lost")
+        for chunk in chunks:
+            self.cache.take(chunk.sequence_id, chunk.epoch, chunk.context)
+        self.prefilled.put(chunks)
+        return draft_pb2.PrefillResponse(num_rows=sum(len(chunk.context.token_ids) // 4 for chunk in chunks))
