@@ -1,5 +1,5 @@
-"""Both services as processes over real sockets, with the embedded pair: text is the target's own whatever becomes of the
-drafter. The tests of this file run in order: the drafter comes late, is killed, and comes back."""
+"""Both services as processes over real sockets, with the embedded pair: text is the target's own whatever becomes of
+the drafter. The tests of this file run in order: the drafter comes late, is killed, and comes back."""
 
 from __future__ import annotations
 

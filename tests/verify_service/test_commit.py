@@ -1,5 +1,5 @@
-"""Contract (a): from the same per-token inputs the committed state does not depend on how the tokens came in, not by one
-bit. The inputs are recorded from real passes."""
+"""Contract (a): from the same per-token inputs the committed state does not depend on how the tokens came in, not by
+one bit. The inputs are recorded from real passes."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _mark(tensor: Tensor, *sizes: int) -> None:
     """Marks sizes above 1, which the compiler would have as symbols anyway if it knew that they vary."""
     for size in sizes:
         if tensor.shape[size] > 1:
-            torch._dynamo.maybe_mark_dynamic(tensor, size)  # pyright: ignore[reportPrivateUsage, reportCallIssue]
+            torch._dynamo.maybe_mark_dynamic(tensor, size)  # pyright: ignore
 
 
 def _layer_pass(
