@@ -12,6 +12,7 @@ import torch
 
 from draftwood.config import ModelConfig
 from draftwood.errors import ConfigError
+from draftwood.layers import allow_packed_products
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,6 +55,7 @@ def compiled(function: Callable[P, R], *, enabled: bool, dynamic: bool | None = 
         return function
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        allow_packed_products()
         skip = torch.compiler.skip_guard_on_all_nn_modules_unsafe
         # Fused loops stay on one thread: they are short, and a fork and join of OpenMP workers costs more than they do.
         options: dict[str, Any] = {"guard_filter_fn": skip, "cpp.threads": 1}

@@ -6,30 +6,31 @@ weights are packed once. Packing needs oneDNN and a CPU; anywhere else the layer
 
 from __future__ import annotations
 
+import contextlib
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Inductor accepts oneDNN's packed product only from its own freezing pass, so it is called through an op of ours.
-_LIBRARY = torch.library.Library("draftwood", "FRAGMENT")
-_LIBRARY.define("packed_linear(Tensor x, Tensor weight, Tensor? bias, int out_features) -> Tensor")
+_packed_product = torch.ops.mkldnn._linear_pointwise.default
 
 
-def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-    del out_features
-    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+def allow_packed_products() -> None:
+    """Lets compiled graphs call oneDNN's packed products, also fused with an activation or a residual: inductor lowers
+    these ops itself only where its own freezing pass has made them, and asserts otherwise. An op of ours around the
+    product would do too, at 25-100 us a call."""
+    from torch._inductor import lowering
+
+    with contextlib.suppress(RuntimeError):  # registered already
+        torch.library.register_fake("mkldnn::_linear_pointwise.binary", _fake_binary)
+    for op in (_packed_product, torch.ops.mkldnn._linear_pointwise.binary):
+        lowering.lowerings[op] = lowering.fallback_handler(op)
 
 
-def _packed_linear_meta(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-    del weight, bias
-    return x.new_empty(*x.shape[:-1], out_features)
-
-
-_LIBRARY.impl("packed_linear", _packed_linear, "CPU")
-_LIBRARY.impl("packed_linear", _packed_linear, "MkldnnCPU")
-_LIBRARY.impl("packed_linear", _packed_linear_meta, "Meta")
+def _fake_binary(x: Tensor, other: Tensor, *_: object) -> Tensor:
+    del x
+    return torch.empty_like(other)
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -67,9 +68,7 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.is_packed:
             return F.linear(x, self.weight, self.bias)
-        if torch.compiler.is_compiling():
-            return torch.ops.draftwood.packed_linear(x, self.weight, self.bias, self.out_features)
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
+        return _packed_product(x, self.weight, self.bias, "none", [], "")
 
 
 def packed(*layers: nn.Linear) -> PackedLinear:

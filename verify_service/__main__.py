@@ -8,6 +8,7 @@ import signal
 import sys
 
 import grpc.aio
+import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -75,7 +76,7 @@ def main(args: list[str] | None = None) -> int:
     try:
         service = build(config)
         warm_up(service, compile_steps=config.compile)
-        asyncio.run(serve(config, service))
+        uvloop.run(serve(config, service))
     except DraftwoodError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 2

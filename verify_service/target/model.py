@@ -89,9 +89,10 @@ def _mark_dynamic(step: StepInputs, rope: tuple[Tensor, Tensor], arguments: list
 
 def _mark(tensor: Tensor, *sizes: int) -> None:
     """Marks sizes above 1, which the compiler would have as symbols anyway if it knew that they vary."""
+    mark: Any = torch._dynamo.maybe_mark_dynamic  # pyright: ignore[reportPrivateUsage]
     for size in sizes:
         if tensor.shape[size] > 1:
-            torch._dynamo.maybe_mark_dynamic(tensor, size)  # pyright: ignore
+            mark(tensor, size)
 
 
 def _layer_pass(
@@ -187,7 +188,8 @@ class TargetModel:
         """One pass, always with the same pools. Changes no committed state; the stash is valid until the next pass."""
         hidden = self.embed(step.input_ids)
         rope = self.rope[0][step.positions], self.rope[1][step.positions]
-        buffers = self._buffers_for(*step.input_ids.shape, pools)
+        b, n = step.input_ids.shape
+        buffers = self._buffers_for(b, n, pools)
         if self.is_warming:
             _mark_dynamic(step, rope, buffers.arguments)
         taps: dict[int, Tensor] = {}
