@@ -53,4 +53,4 @@ def gateway(**values: Any) -> None:
 def _become(module: str, config: Config) -> NoReturn:
     """Replaces this process by the service, so that signals and exit codes are its own."""
     command = [sys.executable, "-P", "-m", module, *config.to_args()]
-    os.execve(command[0], command, service_environment())
+    os.execve(command[0], command, service_environment(module))

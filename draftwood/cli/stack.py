@@ -75,11 +75,15 @@ class Stack:
         self.config = config.with_ports()
         self._notify: Notify = notify or (lambda _name, _text: None)
         self._restart_delays_s = restart_delays_s
-        environment = service_environment() if environment is None else environment
         configs = {"draft": self.config.draft, "verify": self.config.verify, "gateway": self.config.gateway}
         modules = {"draft": "draft_service", "verify": "verify_service", "gateway": "gateway"}
         self._services = {
-            name: ServiceProcess(name, [modules[name], *config.to_args()], environment, on_line)
+            name: ServiceProcess(
+                name,
+                [modules[name], *config.to_args()],
+                service_environment(modules[name]) if environment is None else environment,
+                on_line,
+            )
             for name, config in configs.items()
             if config is not None
         }

@@ -77,7 +77,7 @@ class FakeServices:
         """Environment of a stack: `draft_service="die"` and the like say what a service does."""
         base = dict(os.environ) | {"PYTHONPATH": str(self.folder), "FAKE_FOLDER": str(self.folder)}
         base |= {f"FAKE_{name.upper()}": what for name, what in behaviours.items()}
-        return service_environment(base)
+        return service_environment(base=base)
 
     def notes(self) -> list[str]:
         """What the services wrote down, in order."""
