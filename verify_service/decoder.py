@@ -105,7 +105,13 @@ class Decoder:
                 self._commit(sequence, i, walk.accepted.path, outputs)
         t4 = time.perf_counter()
         times = StageTimes(
-            draft=drafts.wait, tree=t1 - t0, verify=t2 - t1, accept=t3 - t2, commit=t4 - t3, drafter_busy=drafts.busy
+            draft=drafts.wait,
+            tree=t1 - t0,
+            verify=t2 - t1,
+            accept=t3 - t2,
+            commit=t4 - t3,
+            drafter_busy=drafts.busy,
+            transport=drafts.transport,
         )
         finished: list[tuple[Sequence, Finished]] = []
         num_fallbacks = 0

@@ -27,11 +27,12 @@ class Drafts:
     """Trees by sequence id; sequences without one are verified with a lone root."""
 
     trees: dict[int, DraftTree]
-    wait: float  # seconds
-    busy: float  # of it, in the drafter by its own clock
+    wait: float  # seconds in all
+    busy: float = 0.0  # of it, in the drafter by its own clock
+    transport: float = 0.0  # from the sending of the step to its answer, less the drafter's own time
 
 
-NO_DRAFTS = Drafts({}, 0.0, 0.0)
+NO_DRAFTS = Drafts({}, 0.0)
 
 
 class Drafter:
@@ -69,13 +70,14 @@ class Drafter:
         jobs = [job for s in sequences if s.wants_draft and (job := self._job(s, link)) is not None]
         if not jobs:
             return NO_DRAFTS
+        sent = time.perf_counter()
         link.send(jobs, self._take_closed(), self.timeout_s)
         response = link.receive(self.timeout_s)
-        wait = time.perf_counter() - started
+        received = time.perf_counter()
         if response is None:
             if not link.is_broken:
                 log.warning("the drafter did not answer within %.0f ms", self.timeout_s * 1e3)
-            return Drafts({}, wait, 0.0)
+            return Drafts({}, received - started)
         answer = self.client.read_answer(response, jobs, link.facts.max_depth)
         trees: dict[int, DraftTree] = {}
         by_id = {s.sequence_id: s for s in sequences}
@@ -84,7 +86,8 @@ class Drafter:
             if outcome.tree is not None:
                 trees[job.sequence_id] = outcome.tree
             self._note(by_id[job.sequence_id], job, outcome)
-        return Drafts(trees, time.perf_counter() - started, answer.busy)
+        wait = time.perf_counter() - started
+        return Drafts(trees, wait, answer.busy, max(received - sent - answer.busy, 0.0))
 
     def _take_closed(self) -> list[int]:
         closed, self._closed = self._closed, []

@@ -113,7 +113,12 @@ class Engine:
                 log.exception("a step failed; its requests end with INTERNAL")
                 self._fail_all(InternalError("the step failed; see the service's log"))
             self._count()
-        self._fail_all(UnavailableError("the service is going down", retry_after_s=1.0))
+        going_down = UnavailableError("the service is going down", retry_after_s=1.0)
+        while not self._commands.empty():  # came in behind the stop
+            command = self._commands.get()
+            if isinstance(command, _Submit):
+                command.sequence.emit(Failed(going_down))
+        self._fail_all(going_down)
         self._count()
 
     def _turn(self) -> None:

@@ -111,6 +111,7 @@ class StageTimes:
     accept: float = 0.0
     commit: float = 0.0
     drafter_busy: float = 0.0
+    transport: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class Stats:
         self.commit_s += times.commit
         self.drafter_busy_s += times.drafter_busy
         if drafted:
-            self.transport_s.append(times.draft - times.drafter_busy)
+            self.transport_s.append(times.transport)
 
 
 def _grow(values: list[int], length: int) -> None:

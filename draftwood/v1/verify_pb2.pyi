@@ -602,7 +602,9 @@ class GenerateStats(_message.Message):
     drafter_busy_us: _builtins.int
     """Of draft_us, the time in the drafter by its own clock, in microseconds."""
     transport_p50_us: _builtins.int
-    """Median over the drafted steps of the wait for the drafter less the drafter's own time, in microseconds."""
+    """Median over the drafted steps of the time from the sending of the step to its answer less the drafter's own time,
+    in microseconds.
+    """
     shadow_tree_tokens: _builtins.int
     """Tokens that the tree would have won beside the chain, in shadow-linear mode."""
     @_builtins.property

@@ -92,13 +92,19 @@ def test_every_cut_of_a_text(text: str) -> None:
 @example([3, 2, 1, 0])
 def test_any_ids(ids: list[int]) -> None:
     """Bytes that are no character, special tokens: as the library decodes them, less a cut character at the end."""
-    assert SPROUT.decode(ids) in (text := incremental(SPROUT, ids), text + "\ufffd")
+    assert SPROUT.decode(ids) in endings(incremental(SPROUT, ids))
 
 
 @given(st.lists(st.integers(4, 259), max_size=30))
 def test_any_bytes(ids: list[int]) -> None:
     """The tokens of single bytes."""
-    assert SPROUT.decode(ids) in (text := incremental(SPROUT, ids), text + "\ufffd")
+    assert SPROUT.decode(ids) in endings(incremental(SPROUT, ids))
+
+
+def endings(text: str) -> tuple[str, str, str]:
+    """What the library may make of a cut end: nothing, one sign, or two, where the first half of a surrogate is left,
+    which Python's decoder waits at and the library takes for two faulty bytes."""
+    return text, text + "\ufffd", text + "\ufffd\ufffd"
 
 
 @given(TEXTS)
