@@ -58,7 +58,6 @@ class PackedLinear(nn.Module):
         super().__init__()
         weight = torch.cat([w.detach() for w in weights]).contiguous()
         bias = torch.cat([b.detach() for b in biases]).to(weight.dtype) if biases else None
-        self.out_features = weight.shape[0]
         self.is_packed = can_pack(weight)
         if self.is_packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, 16)

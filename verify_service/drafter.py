@@ -152,5 +152,5 @@ class Drafter:
             case Refused.CACHE_FULL | Refused.UNSUPPORTED | Refused.INVALID:
                 log.warning("no more drafts for a sequence: %s", outcome.message)
                 sequence.is_draftable = False
-            case Refused.DEADLINE | Refused.STALE | Refused.NO_ANSWER:
+            case Refused.DEADLINE | Refused.STALE:
                 pass

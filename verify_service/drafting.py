@@ -19,7 +19,6 @@ class Refused(Enum):
     INVALID = "invalid"
     MALFORMED = "malformed"
     STALE = "stale"
-    NO_ANSWER = "no_answer"
 
 
 @dataclass(frozen=True, slots=True)
