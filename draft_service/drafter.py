@@ -15,6 +15,7 @@ from torch import Tensor
 
 from draft_service.block import BlockAssembler
 from draft_service.candidates import CandidateRanker, Candidates, TreeOptions, build_tree, likeliest
+from draft_service.closed_sequences import ClosedSequences
 from draft_service.context_cache import CachedSequence, ContextCache, SequenceKey
 from draft_service.model import DraftModel
 from draft_service.rope import rope_tables
@@ -89,6 +90,7 @@ class Drafter:
         self.cache = ContextCache(
             self.config, num_slots=2 * max_batch, max_context=max_context, dtype=model.dtype, device=model.device
         )
+        self._closed = ClosedSequences()
         self._rotation = rope_tables(self.config, max_context + self.config.block_size, model.dtype, model.device)
         self._blocks = BlockAssembler(self.config, self.cache, self._rotation, max_batch)
         self._ranker = CandidateRanker(self.config.vocab_size, self.config.max_depth, model.device)
@@ -101,9 +103,12 @@ class Drafter:
     ) -> StepOutcome:
         """Serves one message. Where `is_late` says so once the rows are in, nothing is drafted."""
         for sequence_id in closed:
-            self.cache.close(SequenceKey(stream_id, sequence_id))
+            self._close(SequenceKey(stream_id, sequence_id))
         outcome = StepOutcome([None] * len(steps))
-        taken = self._take([(SequenceKey(stream_id, s.sequence_id), s.epoch, s.context) for s in steps])
+        keys = [SequenceKey(stream_id, s.sequence_id) for s in steps]
+        for key in keys:
+            self._closed.discard(key)
+        taken = self._take([(key, s.epoch, s.context) for key, s in zip(keys, steps, strict=True)])
         ready: list[tuple[int, SequenceStep, CachedSequence]] = []
         for i, (step, sequence) in enumerate(zip(steps, taken, strict=True)):
             if step.tree is None:
@@ -120,13 +125,25 @@ class Drafter:
 
     @torch.inference_mode()
     def take(self, stream_id: int, sequence_id: int, epoch: int, context: ContextRows) -> Refused | None:
-        """Takes rows ahead of a sequence's first step; None where they are cached now."""
-        sequence = self._take([(SequenceKey(stream_id, sequence_id), epoch, context)])[0]
+        """Takes rows ahead of a sequence's first step; None where they are cached now, or the sequence has ended."""
+        key = SequenceKey(stream_id, sequence_id)
+        if self._closed.is_over(key, epoch):  # calls have no order: the close overtook these rows
+            return None
+        sequence = self._take([(key, epoch, context)])[0]
         return sequence if isinstance(sequence, Refused) else None
 
     def close_stream(self, stream_id: int) -> None:
         """Frees all sequences of a stream."""
         self.cache.close_stream(stream_id)
+        self._closed.forget_stream(stream_id)
+
+    def _close(self, key: SequenceKey) -> None:
+        sequence = self.cache.find(key)
+        if sequence is None:
+            self._closed.add(key)
+        else:
+            self._closed.add(key, sequence.epoch)
+            self.cache.close(key)
 
     def _take(self, arrivals: Sequence[tuple[SequenceKey, int, ContextRows | None]]) -> list[CachedSequence | Refused]:
         """Opens sequences and caches their new rows, all rows of the message in one product."""

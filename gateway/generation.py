@@ -63,7 +63,8 @@ class Generator:
 
     async def _run_choice(self, index: int, choice: Choice) -> AsyncGenerator[Update]:
         answer = Answer(self.tokenizer, choice.limits)
-        num_cached, chunk_lengths, stats = 0, list[int](), None
+        num_cached, num_chunks, num_step_tokens = 0, 0, 0
+        stats, counted = None, Stats()
         async with aclosing(self.client.generate(choice.options, self.timeout_s)) as events:
             async for event in events:
                 match event:
@@ -73,7 +74,10 @@ class Generator:
                     case Chunk():
                         if answer.finish_reason is not None:
                             break  # more than was asked for: the limits here hold
-                        chunk_lengths.append(len(event.token_ids))
+                        if num_chunks:  # the first holds the prefill's token
+                            counted = counted.with_step(event.num_drafted_tokens, event.num_accepted_tokens)
+                            num_step_tokens += len(event.token_ids)
+                        num_chunks += 1
                         delta = answer.push(event.token_ids, event.log_probs)
                         if delta.text or delta.tokens:
                             yield Grown(index, delta)
@@ -86,15 +90,8 @@ class Generator:
                             yield Grown(index, delta)
         if answer.finish_reason is None:
             raise UnavailableError("the verify service ended an answer without saying why", retry_after_s=RETRY_AFTER_S)
-        stats = stats or _counted(chunk_lengths)
-        outcome = Outcome(answer.finish_reason, answer.num_tokens, sum(chunk_lengths[1:]), num_cached, stats)
+        outcome = Outcome(answer.finish_reason, answer.num_tokens, num_step_tokens, num_cached, stats or counted)
         yield Ended(index, outcome)
-
-
-def _counted(chunk_lengths: Sequence[int]) -> Stats:
-    """What can be told without the verify service's figures: a step gives its accepted tokens and one more."""
-    steps = chunk_lengths[1:]
-    return Stats(num_steps=len(steps), num_accepted_tokens=sum(length - 1 for length in steps))
 
 
 async def merged(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:

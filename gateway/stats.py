@@ -4,17 +4,18 @@ the `draftwood` object beside it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Figures of one answer. None: not known, because the gateway cancelled the call before its end (a stop string)."""
+    """Figures of one answer. None: not known, because the gateway cancelled the call before its end (a stop string).
+    The counts are then those of the steps up to the cut, the step that holds it as a whole."""
 
-    num_steps: int
-    num_accepted_tokens: int
-    num_drafted_tokens: int | None = None
+    num_steps: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_fallback_steps: int | None = None
     draft_ms: float | None = None
     tree_ms: float | None = None
@@ -25,6 +26,15 @@ class Stats:
     prefill_ms: float | None = None
     queue_ms: float | None = None
     decode_ms: float | None = None
+
+    def with_step(self, num_drafted_tokens: int, num_accepted_tokens: int) -> Self:
+        """The figures with one more step's."""
+        return replace(
+            self,
+            num_steps=self.num_steps + 1,
+            num_drafted_tokens=self.num_drafted_tokens + num_drafted_tokens,
+            num_accepted_tokens=self.num_accepted_tokens + num_accepted_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,7 @@ def usage(prompt_lengths: Sequence[int], outcomes: Sequence[Outcome]) -> dict[st
     num_prompt = sum(prompt_lengths)
     num_completion = sum(outcome.num_tokens for outcome in outcomes)
     accepted = sum(outcome.stats.num_accepted_tokens for outcome in outcomes)
-    drafted = _total([outcome.stats.num_drafted_tokens for outcome in outcomes])
+    drafted = sum(outcome.stats.num_drafted_tokens for outcome in outcomes)
     choices_per_prompt = len(outcomes) // max(1, len(prompt_lengths))
     return {
         "prompt_tokens": num_prompt,
@@ -60,7 +70,7 @@ def usage(prompt_lengths: Sequence[int], outcomes: Sequence[Outcome]) -> dict[st
         },
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": None if drafted is None else int(drafted) - accepted,
+            "rejected_prediction_tokens": drafted - accepted,
         },
     }
 
@@ -70,14 +80,13 @@ def draftwood_object(seed: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     stats = [outcome.stats for outcome in outcomes]
     num_steps = sum(entry.num_steps for entry in stats)
     num_step_tokens = sum(outcome.num_step_tokens for outcome in outcomes)
-    drafted = _total([entry.num_drafted_tokens for entry in stats])
     fallback = _total([entry.num_fallback_steps for entry in stats])
     transport = [entry.transport_p50_ms for entry in stats if entry.transport_p50_ms is not None]
     return {
         "seed": seed,
         "steps": num_steps,
         "tokens_per_step": round(num_step_tokens / num_steps, 3) if num_steps else None,
-        "drafted": None if drafted is None else int(drafted),
+        "drafted": sum(entry.num_drafted_tokens for entry in stats),
         "accepted": sum(entry.num_accepted_tokens for entry in stats),
         "fallback_steps": None if fallback is None else int(fallback),
         "stage_ms": {

@@ -122,10 +122,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Newly committed tokens; `log_probs` is empty or as long as `token_ids`."""
+    """Newly committed tokens of a step, and what it drafted; `log_probs` is empty or as long as `token_ids`."""
 
     token_ids: list[int]
     log_probs: list[TokenLogProbs]
+    num_drafted_tokens: int
+    num_accepted_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +228,20 @@ def _event(message: verify_pb2.GenerateResponse) -> Event:
         case "started":
             return Started(message.started.num_cached_tokens)
         case "chunk":
-            chunk = message.chunk
-            return Chunk(list(chunk.token_ids), [TokenLogProbs.from_proto(entry) for entry in chunk.log_probs])
+            return _chunk(message.chunk)
         case "finished":
             return _finished(message.finished)
         case None:
             raise InternalError("the verify service sent an empty GenerateResponse")
+
+
+def _chunk(message: verify_pb2.TokenChunk) -> Chunk:
+    return Chunk(
+        token_ids=list(message.token_ids),
+        log_probs=[TokenLogProbs.from_proto(entry) for entry in message.log_probs],
+        num_drafted_tokens=message.num_drafted_tokens,
+        num_accepted_tokens=message.num_accepted_tokens,
+    )
 
 
 def _finished(message: verify_pb2.GenerateFinished) -> Finished:

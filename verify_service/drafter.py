@@ -12,7 +12,8 @@ import torch
 
 from draftwood.tree import DraftTree
 from verify_service.cache.pools import Pools
-from verify_service.draft_client import DraftClient, DraftLink
+from verify_service.draft_client import DraftClient
+from verify_service.draft_link import DraftLink
 from verify_service.drafting import ContextRows, DraftJob, DraftOutcome, Refused
 from verify_service.sequence import Sequence
 
@@ -52,15 +53,16 @@ class Drafter:
         """Frees what the drafter holds for an ended sequence, with the next message."""
         link = self.link
         if link is not None and sequence.link_id == link.link_id:
+            link.end_prefill(sequence.sequence_id)
             self._closed.append(sequence.sequence_id)
 
     def flush(self) -> None:
-        """Sends closed ids where no step will carry them."""
+        """Sends closed ids where no step will carry them: an engine without work has no other occasion for it."""
         link = self.link
-        if self._closed and link is not None and not link.is_busy:
-            link.send((), self._take_closed(), 0.0)
-        elif link is None:
+        if link is None:
             self._closed.clear()
+        elif self._closed:
+            link.send((), self._take_closed(), 0.0)
 
     def draft(self, sequences: Seq[Sequence]) -> Drafts:
         """One exchange for the batch; whatever fails leaves sequences without a tree."""
@@ -85,7 +87,7 @@ class Drafter:
             outcome = answer.outcomes[job.sequence_id]
             if outcome.tree is not None:
                 trees[job.sequence_id] = outcome.tree
-            self._note(by_id[job.sequence_id], job, outcome)
+            self._note(by_id[job.sequence_id], outcome)
         wait = time.perf_counter() - started
         return Drafts(trees, wait, answer.busy, max(received - sent - answer.busy, 0.0))
 
@@ -100,6 +102,9 @@ class Drafter:
             sequence.epoch += 1
             sequence.rows_sent = 0
         if not sequence.is_draftable or link.is_prefilling(sequence.sequence_id):
+            return None
+        if (refused := link.prefill_refusal(sequence.sequence_id)) is not None:
+            self._note(sequence, refused)
             return None
         window = link.facts.context_window
         start = max(sequence.rows_sent, sequence.base_length - window if window else 0)
@@ -142,11 +147,11 @@ class Drafter:
             is_bfloat16=features.dtype == torch.bfloat16,
         )
 
-    def _note(self, sequence: Sequence, job: DraftJob, outcome: DraftOutcome) -> None:
+    def _note(self, sequence: Sequence, outcome: DraftOutcome) -> None:
         """What an outcome says about the drafter's context cache."""
         match outcome.refused:
             case None | Refused.MALFORMED:
-                sequence.rows_sent = job.base_length
+                sequence.rows_sent = sequence.base_length
             case Refused.CONTEXT_INCOMPLETE:
                 sequence.rows_sent = outcome.context_length
             case Refused.CACHE_FULL | Refused.UNSUPPORTED | Refused.INVALID:

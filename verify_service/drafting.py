@@ -22,6 +22,16 @@ class Refused(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterFacts:
+    """What the connected drafter said."""
+
+    model_id: str
+    max_depth: int
+    context_window: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
 class ContextRows:
     """Committed tokens with their feature rows."""
 

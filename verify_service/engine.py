@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -104,25 +104,26 @@ class Engine:
     def _run(self) -> None:
         while self._take_commands():
             self.last_turn, self._is_waiting = time.monotonic(), False
-            for sequence in self.scheduler.admit():
-                self.decoder.admit(sequence)
-            self._count()  # whoever sees a first token sees its request running
             try:
                 self._turn()
             except Exception:
                 log.exception("a step failed; its requests end with INTERNAL")
-                self._fail_all(InternalError("the step failed; see the service's log"))
+                self._fail(self.scheduler.active, InternalError("the step failed; see the service's log"))
+            self.drafter.flush()
             self._count()
         going_down = UnavailableError("the service is going down", retry_after_s=1.0)
         while not self._commands.empty():  # came in behind the stop
             command = self._commands.get()
             if isinstance(command, _Submit):
                 command.sequence.emit(Failed(going_down))
-        self._fail_all(going_down)
+        self._fail((*self.scheduler.active, *self.scheduler.waiting), going_down)
         self._count()
 
     def _turn(self) -> None:
-        """At most one prefill quota and one step."""
+        """Admissions, and at most one prefill quota and one step."""
+        for sequence in self.scheduler.admit():
+            self.decoder.admit(sequence)
+        self._count()  # whoever sees a first token sees its request running
         left = self.prefill_tokens
         for sequence in self.scheduler.prefilling():
             while left > 0 and not sequence.is_prefilled:
@@ -138,7 +139,6 @@ class Engine:
             self.counters.fallback_steps += num_fallbacks
             for sequence, end in finished:
                 self._finish(sequence, end)
-        self.drafter.flush()
 
     def _finish(self, sequence: Sequence, end: Finished | None) -> None:
         """Frees first and says so afterwards: whoever sees the end sees a service that is free again."""
@@ -180,8 +180,8 @@ class Engine:
                 self._end(sequence)
                 self.drafter.flush()
 
-    def _fail_all(self, error: DraftwoodError) -> None:
-        for sequence in (*self.scheduler.active, *self.scheduler.waiting):
+    def _fail(self, sequences: Iterable[Sequence], error: DraftwoodError) -> None:
+        for sequence in tuple(sequences):
             self._end(sequence)
             self._count()
             sequence.emit(Failed(error))

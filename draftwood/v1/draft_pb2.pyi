@@ -262,7 +262,9 @@ class DraftRequest(_message.Message):
 
     @_builtins.property
     def closed_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sequences that ended; their context caches are freed. Ids that the service does not know are ignored."""
+        """Sequences that ended; their context caches are freed. Ids that the service does not know are ignored. Rows that a
+        Prefill brings for them afterwards, at the same epoch or an earlier one, are dropped.
+        """
 
     def __init__(
         self,
@@ -506,7 +508,7 @@ class PrefillResponse(_message.Message):
 
     NUM_ROWS_FIELD_NUMBER: _builtins.int
     num_rows: _builtins.int
-    """Rows received over all chunks, those that the cache already held included."""
+    """Rows received over all chunks, those that the cache already held and those of closed sequences included."""
     def __init__(
         self,
         *,

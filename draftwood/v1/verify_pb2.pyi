@@ -699,7 +699,7 @@ class GetLoadResponse(_message.Message):
     rejected_trees: _builtins.int
     """Trees refused as malformed since the start."""
     stale_trees: _builtins.int
-    """Trees dropped as stale since the start."""
+    """Results dropped as stale since the start: for another epoch or base length, or after their deadline."""
     fallback_steps: _builtins.int
     """Steps that a draft was wanted for and not to be had, since the start."""
     steps: _builtins.int

@@ -1,6 +1,8 @@
-"""Tiny random draft models and drafters made from them."""
+"""Tiny random draft models, drafters made from them, and a service that serves one."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,12 @@ import torch
 from draft_service.config import read_drafter_config
 from draft_service.drafter import Drafter
 from draft_service.model import DraftModel
+from draft_service.server import DraftServer, LoadedDrafter, warm_up
 from draft_service.tensors import load_drafter_tensors, load_target_tensors
+from draftwood.rpc import open_channel
+from draftwood.v1 import draft_pb2
 from tests.draft_service.plain_dflash import write_pair
+from tests.draft_service.served import Running
 
 MakeDrafter = Callable[..., tuple[Drafter, Path, Path]]
 
@@ -41,3 +47,17 @@ def make_drafter(tmp_path: Path) -> MakeDrafter:
         return load_drafter(draft, target, **(settings or {})), draft, target
 
     return make
+
+
+@pytest.fixture
+async def running(make_drafter: MakeDrafter) -> AsyncIterator[Running]:
+    drafter, _, _ = make_drafter()
+    handshake = draft_pb2.GetDraftModelResponse(model=draft_pb2.DraftModel(model_id="tiny"), incarnation=5)
+    worker = ThreadPoolExecutor(1)
+    await asyncio.get_running_loop().run_in_executor(worker, warm_up, drafter)
+    server = await DraftServer(LoadedDrafter(drafter, handshake, "float32", 1), worker, lease_s=0.3).start(
+        "127.0.0.1", 0
+    )
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        yield Running(drafter, server, worker, channel)
+    await server.stop(0)

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,79 +12,16 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from draft_service.drafter import Drafter
-from draft_service.server import SERVICE, DraftServer, LoadedDrafter, warm_up
+from draft_service.server import SERVICE, DraftServer, LoadedDrafter
 from draftwood.checkpoint import EMBEDDED_DRAFT, EMBEDDED_TARGET, projection_checksum, tokenizer_hash
-from draftwood.errors import InvalidRequestError, OverloadedError
+from draftwood.errors import InvalidRequestError
 from draftwood.rpc import from_rpc_error, open_channel
 from draftwood.v1 import draft_pb2, draft_pb2_grpc, sampling_pb2, tree_pb2
 from draftwood.wire import tree_from_wire
 from tests.draft_service.conftest import MakeDrafter
-
-ROWS = torch.randn(40, 48, generator=torch.Generator().manual_seed(0))
-FLOAT32 = draft_pb2.FEATURE_FORMAT_FLOAT32
-
-
-class Running:
-    """A served drafter with a client."""
-
-    def __init__(self, drafter: Drafter, server: DraftServer, worker: ThreadPoolExecutor, channel: Any) -> None:
-        self.drafter, self.server, self.worker, self.channel = drafter, server, worker, channel
-        self.stub: Any = draft_pb2_grpc.DraftServiceStub(channel)
-
-    async def until_free(self, slots: int) -> None:
-        """Waits until so many slots are free."""
-        for _ in range(200):
-            if self.drafter.cache.num_free == slots:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"{self.drafter.cache.num_free} slots are free, not {slots}")
-
-
-@pytest.fixture
-async def running(make_drafter: MakeDrafter) -> AsyncIterator[Running]:
-    drafter, _, _ = make_drafter()
-    handshake = draft_pb2.GetDraftModelResponse(model=draft_pb2.DraftModel(model_id="tiny"), incarnation=5)
-    worker = ThreadPoolExecutor(1)
-    await asyncio.get_running_loop().run_in_executor(worker, warm_up, drafter)
-    server = await DraftServer(LoadedDrafter(drafter, handshake, "float32", 1), worker, lease_s=0.3).start(
-        "127.0.0.1", 0
-    )
-    async with open_channel(f"127.0.0.1:{server.port}") as channel:
-        yield Running(drafter, server, worker, channel)
-    await server.stop(0)
-
-
-def rows(start: int, end: int, kind: str = "f4") -> draft_pb2.ContextRows:
-    part = ROWS[start:end]
-    data = part.numpy().tobytes() if kind == "f4" else part.bfloat16().view(torch.int16).numpy().tobytes()
-    names = {"f4": draft_pb2.FEATURE_FORMAT_FLOAT32, "bf": draft_pb2.FEATURE_FORMAT_BFLOAT16}
-    return draft_pb2.ContextRows(
-        start=start, token_ids=np.arange(end - start, dtype="<i4").tobytes(), features=data, format=names[kind]
-    )
-
-
-def options(**values: Any) -> tree_pb2.TreeOptions:
-    given: dict[str, Any] = {"algorithm": tree_pb2.ALGORITHM_DDTREE, "tree_budget": 9, "width_cap": 4} | values
-    return tree_pb2.TreeOptions(**given)
-
-
-def sequence(base: int, context: Any = None, **values: Any) -> draft_pb2.DraftSequence:
-    given: dict[str, Any] = {"sequence_id": 1, "epoch": 1, "root_token_id": 17, "tree": options()} | values
-    return draft_pb2.DraftSequence(base_length=base, context=context, **given)
-
-
-def request(*sequences: draft_pb2.DraftSequence, **values: Any) -> draft_pb2.DraftRequest:
-    given: dict[str, Any] = {"stream_id": 77, "step_id": 1, "sequences": sequences} | values
-    return draft_pb2.DraftRequest(**given)
-
-
-async def exchange(call: Any, message: draft_pb2.DraftRequest) -> draft_pb2.DraftResponse:
-    await call.write(message)
-    return await call.read()
+from tests.draft_service.served import FLOAT32, Running, exchange, options, request, rows, sequence
 
 
 async def test_handshake_and_health(running: Running) -> None:
@@ -240,62 +177,6 @@ async def test_malformed_messages_end_the_stream(
     assert isinstance(error, InvalidRequestError)
     assert named in error.message
     assert (await exchange(other, request(stream_id=99, step_id=8))).step_id == 8
-
-
-async def prefill(running: Running, *chunks: draft_pb2.ContextRows, stream_id: int = 77, **values: Any) -> int:
-    call = running.stub.Prefill()
-    for chunk in chunks:
-        given: dict[str, Any] = {"stream_id": stream_id, "sequence_id": 1, "epoch": 1} | values
-        await call.write(draft_pb2.PrefillRequest(context=chunk, **given))
-    await call.done_writing()
-    return (await call).num_rows
-
-
-async def test_prefill_before_and_after_the_draft_stream(running: Running) -> None:
-    assert await prefill(running, rows(0, 8), rows(8, 16)) == 16
-    call = running.stub.Draft()
-    response = await exchange(call, request(sequence(20, rows(16, 20))))
-    assert response.results[0].HasField("tree")
-    assert await prefill(running, rows(0, 16), rows(16, 30), sequence_id=2) == 30
-    await asyncio.sleep(0.4)  # longer than a lease: an open stream keeps its rows
-    response = await exchange(call, request(sequence(20), sequence(30, sequence_id=2)))
-    assert [result.WhichOneof("outcome") for result in response.results] == ["tree", "tree"]
-
-
-async def test_rows_of_a_stream_that_never_opens_are_freed(running: Running) -> None:
-    await prefill(running, rows(0, 8))
-    assert running.drafter.cache.num_free == 5
-    await running.until_free(6)
-
-
-async def test_prefill_refuses_with_a_status(running: Running) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await prefill(running, rows(0, 8), rows(9, 12))
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "the cache holds 8" in (caught.value.details() or "")
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await prefill(running, draft_pb2.ContextRows(start=96, **_one_row()))
-    assert caught.value.code() == grpc.StatusCode.OUT_OF_RANGE
-    for i in range(2, 7):
-        await prefill(running, rows(0, 2), sequence_id=i)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await prefill(running, rows(0, 2), sequence_id=7)
-    error = from_rpc_error(caught.value)
-    assert isinstance(error, OverloadedError)
-    assert error.retry_after_s == 1.0
-
-
-def _one_row() -> dict[str, Any]:
-    return {"token_ids": bytes(4), "features": bytes(192), "format": draft_pb2.FEATURE_FORMAT_FLOAT32}
-
-
-async def test_streams_that_are_not_open_are_few(running: Running) -> None:
-    for stream_id in range(100, 116):
-        with pytest.raises(grpc.aio.AioRpcError):
-            await prefill(running, draft_pb2.ContextRows(start=5, **_one_row()), stream_id=stream_id)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await prefill(running, rows(0, 2), stream_id=200)
-    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_deadlines(running: Running) -> None:

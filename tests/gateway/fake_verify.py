@@ -19,6 +19,7 @@ from draftwood.v1 import verify_pb2, verify_pb2_grpc
 EOS = 2
 VOCAB_SIZE = 8192
 MAX_CONTEXT = 2048
+NODES_PER_STEP = 7
 
 
 @dataclass
@@ -109,7 +110,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
             token_ids, reason = obey(request, token_ids)
         num_chunks = 0
         for part in split(token_ids, script.chunk_sizes):
-            yield verify_pb2.GenerateResponse(chunk=chunk(request, part))
+            yield verify_pb2.GenerateResponse(chunk=chunk(request, part, is_step=num_chunks > 0))
             num_chunks += 1
         if script.error_after is not None:
             raise script.error_after
@@ -142,9 +143,11 @@ def split(token_ids: list[int], sizes: tuple[int, ...]) -> Iterator[list[int]]:
         start += size
 
 
-def chunk(request: verify_pb2.GenerateRequest, token_ids: list[int]) -> verify_pb2.TokenChunk:
+def chunk(request: verify_pb2.GenerateRequest, token_ids: list[int], *, is_step: bool) -> verify_pb2.TokenChunk:
     """Token t has the log-probability -t / 1000; the likeliest are the token itself and the ids from 300 on."""
     message = verify_pb2.TokenChunk(token_ids=token_ids)
+    if is_step:
+        message.num_drafted_tokens, message.num_accepted_tokens = NODES_PER_STEP, len(token_ids) - 1
     if request.HasField("num_log_probs"):
         for token_id in token_ids:
             top = [token_id, *range(300, 320)][: request.num_log_probs]
@@ -158,13 +161,13 @@ def chunk(request: verify_pb2.GenerateRequest, token_ids: list[int]) -> verify_p
 
 
 def stats(token_ids: list[int], num_chunks: int) -> verify_pb2.GenerateStats:
-    """Seven nodes drafted a step; every chunk but the first is a step."""
+    """Every chunk but the first is a step."""
     num_steps = max(0, num_chunks - 1)
     return verify_pb2.GenerateStats(
         num_generated_tokens=len(token_ids),
         num_steps=num_steps,
         num_drafted_steps=num_steps,
-        num_drafted_tokens=7 * num_steps,
+        num_drafted_tokens=NODES_PER_STEP * num_steps,
         num_accepted_tokens=max(0, len(token_ids) - num_chunks),
         num_fallback_steps=0,
         queue_us=1000,

@@ -73,6 +73,25 @@ async def test_figures(stand: Stand) -> None:
     assert details == {"accepted_prediction_tokens": 7, "rejected_prediction_tokens": 14}
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_figures_up_to_a_stop_string(stand: Stand, tokenizer: Tokenizer, is_streamed: bool) -> None:
+    """Of whole steps, the one with the stop string the last; what only the end of the call would tell is null."""
+    ids = tokenizer.encode("a b c d e f g h i j k l m n o p")
+    assert tokenizer.decode(ids[7:12]) == " h i j k l"  # the third step's run
+    stand.verify.script = Script(ids, chunk_sizes=(1, 5), hang_after=True)
+    body = {"messages": MESSAGES, "seed": 1, "stop": "h", "stream": is_streamed}
+    reply = await stand.http.post("/v1/chat/completions", json=body)
+    frames = [line[6:] for line in reply.text.split("\n\n") if line.startswith("data: {")]
+    figures = json.loads(frames[-1] if is_streamed else reply.text)["draftwood"]
+    assert (figures["steps"], figures["drafted"], figures["accepted"]) == (3, 21, 8)
+    assert figures["tokens_per_step"] == 3.667
+    assert figures["fallback_steps"] is None
+    assert set(figures["stage_ms"].values()) == {None}
+    if not is_streamed:
+        details = reply.json()["usage"]["completion_tokens_details"]
+        assert details == {"accepted_prediction_tokens": 8, "rejected_prediction_tokens": 13}
+
+
 async def test_frames_of_a_stream(stand: Stand, tokenizer: Tokenizer) -> None:
     stand.verify.script = Script([*tokenizer.encode("Hello there"), EOS])
     body = {"model": "sprout", "messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}

@@ -107,7 +107,9 @@ class FakeDrafter(draft_pb2_grpc.DraftServiceServicer):
         self.gate.set()
         self.prefill_gate = threading.Event()
         self.prefill_gate.set()
-        self.dies = self.prefill_fails = False
+        self.prefill_calls: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()  # each set when its call has ended
+        self.prefill_error: grpc.StatusCode | None = None
+        self.dies = False
         self.ended = threading.Event()
         self.handshakes = threading.Semaphore(0)
         self.port = 0
@@ -163,11 +165,15 @@ class FakeDrafter(draft_pb2_grpc.DraftServiceServicer):
     def Prefill(
         self, request_iterator: Iterator[draft_pb2.PrefillRequest], context: grpc.ServicerContext
     ) -> draft_pb2.PrefillResponse:
+        ended = threading.Event()
+        if not context.add_callback(ended.set):
+            ended.set()
+        self.prefill_calls.put(ended)
         self.prefill_gate.wait(30)
         chunks = list(request_iterator)
-        if self.prefill_fails:
+        if self.prefill_error is not None:
             self.prefilled.put([])
-            context.abort(grpc.StatusCode.UNAVAILABLE, "lost")
+            context.abort(self.prefill_error, "lost")
         for chunk in chunks:
             self.cache.take(chunk.sequence_id, chunk.epoch, chunk.context)
         self.prefilled.put(chunks)

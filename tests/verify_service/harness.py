@@ -24,17 +24,19 @@ class ScriptedDrafter:
 
     def __init__(self, propose: Propose) -> None:
         self.propose = propose
-        self.closed: list[int] = []
+        self.closed: list[int] = []  # what a drafter would know of
+        self._ended: list[int] = []
 
     def draft(self, sequences: Seq[Sequence]) -> Drafts:
+        self.flush()
         proposed = ((s, self.propose(s)) for s in sequences if s.wants_draft)
         return Drafts({s.sequence_id: tree for s, tree in proposed if tree is not None}, 0.0, 0.0)
 
     def close(self, sequence: Sequence) -> None:
-        self.closed.append(sequence.sequence_id)
+        self._ended.append(sequence.sequence_id)
 
     def flush(self) -> None:
-        """Nothing is on the way."""
+        self.closed, self._ended = [*self.closed, *self._ended], []
 
 
 @dataclass

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,109 +15,11 @@ from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 from draftwood.v1 import draft_pb2, tree_pb2
 from draftwood.wire import sampling_from_wire
-from tests.verify_service.fake_drafter import MODEL, Answer, FakeDrafter, chain, refusal, result
-from verify_service import draft_client
+from tests.verify_service.draft_rig import EXPECTED, PATIENCE_S, MakeRig, Rig, draft_until, until
+from tests.verify_service.fake_drafter import MODEL, FakeDrafter, chain, refusal, result
 from verify_service.cache.pools import Pools
-from verify_service.draft_client import DraftClient, Expected, check_handshake
-from verify_service.drafter import Drafter, Drafts
-from verify_service.request import Request
-from verify_service.sequence import Sequence
-
-EXPECTED = Expected(
-    target_layer_ids=(1, 4), hidden_size=6, vocab_size=100, tokenizer_hash="aa", projection_checksum="bb"
-)
-PATIENCE_S = 20.0
-
-
-@pytest.fixture(autouse=True)
-def _no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
-    for name in ("MIN_BACKOFF_S", "MAX_BACKOFF_S", "MISMATCH_BACKOFF_S"):
-        monkeypatch.setattr(draft_client, name, 0.05)
-
-
-class Rig:
-    """A fake drafter, a client connected to it, and sequences over random feature rows."""
-
-    def __init__(self, fake: FakeDrafter, timeout_s: float = PATIENCE_S, num_rows: int = 64) -> None:
-        self.fake = fake
-        self.client = DraftClient(f"127.0.0.1:{fake.port}", EXPECTED)
-        rows = torch.randn(num_rows, 6, generator=torch.Generator().manual_seed(0))
-        none = torch.zeros(0)
-        self.pools = Pools(keys=none, values=none, features=rows, states=none, windows=none)
-        self.drafter = Drafter(self.client, self.pools, timeout_s=timeout_s)
-        self.client.start()
-        assert self.client.settled.wait(PATIENCE_S)
-
-    def sequence(self, sequence_id: int = 1, base_length: int = 5, **settings: Any) -> Sequence:
-        """A sequence in the middle of its answer, its rows in odd places of the pool."""
-        values: dict[str, Any] = {"algorithm": "ddtree", "tree_budget": 7, "width_cap": 4, "max_new_tokens": 50}
-        request = Request(request_id="r", prompt=tuple(range(20, 20 + base_length)), **(values | settings))
-        sequence = Sequence(sequence_id, request, lambda _: None, 0.0)
-        num_rows = self.pools.features.shape[0]
-        sequence.slots = np.arange(num_rows, dtype=np.int64)[::-1].copy()
-        sequence.base_length, sequence.answer = base_length, [42]
-        return sequence
-
-    def commit(self, sequence: Sequence, *tokens: int) -> None:
-        """Commits the root and all tokens but the last, the new root."""
-        sequence.answer += tokens
-        sequence.base_length += len(tokens)
-
-    def request(self) -> draft_pb2.DraftRequest:
-        """The next message that the drafter got."""
-        return self.fake.requests.get(timeout=PATIENCE_S)
-
-    def check_context(self, sequence: Sequence) -> None:
-        """The drafter holds the sequence's committed tokens with their own feature rows."""
-        tokens = [sequence.token_at(i) for i in range(sequence.base_length)]
-        rows = self.pools.features[torch.from_numpy(sequence.slots[: sequence.base_length])]
-        assert self.fake.cache.tokens(sequence.sequence_id) == tokens
-        assert self.fake.cache.features(sequence.sequence_id) == rows.numpy().tobytes()
-
-
-class MakeRig(Protocol):
-    """Starts a fake drafter that answers as told, and a client of it; both end with the test."""
-
-    def __call__(
-        self,
-        answer: Answer | None = None,
-        *,
-        model: dict[str, Any] | None = None,
-        timeout_s: float = PATIENCE_S,
-        num_rows: int = 64,
-    ) -> Rig: ...
-
-
-@pytest.fixture
-def make_rig() -> Iterator[MakeRig]:
-    rigs: list[Rig] = []
-
-    def make(
-        answer: Answer | None = None,
-        *,
-        model: dict[str, Any] | None = None,
-        timeout_s: float = PATIENCE_S,
-        num_rows: int = 64,
-    ) -> Rig:
-        rigs.append(Rig(FakeDrafter(answer, **(model or {})).start(), timeout_s, num_rows))
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.client.stop()
-        rig.fake.kill()
-        assert not rig.client._thread.is_alive()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what another thread does, and no longer than it takes."""
-    waited = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.005)):
-        if condition():
-            return
-        waited.wait(0.005)
-    raise AssertionError("it did not come")
-
+from verify_service.draft_client import Expected, check_handshake
+from verify_service.drafter import Drafts
 
 WRONG: dict[str, Any] = {
     "target_layer_ids": [1, 5],
@@ -288,24 +189,6 @@ def test_no_outcome_is_no_tree(make_rig: MakeRig, is_left_out: bool) -> None:
     assert rig.drafter.draft([rig.sequence()]).trees == {}
 
 
-def test_late_answer_is_never_used(make_rig: MakeRig) -> None:
-    """A step goes on without a draft at its deadline; the answer to an old step is not taken for a new one's."""
-    rig = make_rig(lambda s: result(s, tree=chain(s.base_length)), timeout_s=0.2)
-    rig.fake.gate.clear()
-    sequence = rig.sequence(1, 5)
-    assert rig.drafter.draft([sequence]).trees == {}  # the deadline passes
-    rig.commit(sequence, 8)
-    assert rig.drafter.draft([sequence]).trees == {}  # one draft is outstanding: nothing is sent
-    rig.request()
-    assert rig.fake.requests.empty()
-    rig.drafter.timeout_s = PATIENCE_S
-    rig.fake.gate.set()
-    trees: list[dict[int, DraftTree]] = []
-    until(lambda: bool(trees.append(rig.drafter.draft([sequence]).trees) or trees[-1]))
-    assert trees[-1] == {1: DraftTree.chain(sequence.root, [6])}
-    rig.check_context(sequence)
-
-
 def test_incomplete_context_is_replayed_from_where_it_ends(make_rig: MakeRig) -> None:
     rig = make_rig()
     sequence = rig.sequence(1, 9)
@@ -348,42 +231,6 @@ def test_refused_deadline_is_tried_again(make_rig: MakeRig) -> None:
     assert rig.drafter.draft([sequence]).trees == {}
     rig.fake.answer = lambda s: result(s, tree=chain(3))
     assert rig.drafter.draft([sequence]).trees.keys() == {1}
-
-
-def test_closed_sequences_are_told_with_the_next_step(make_rig: MakeRig) -> None:
-    rig = make_rig()
-    first, second, never = rig.sequence(1), rig.sequence(2), rig.sequence(3)
-    rig.drafter.draft([first, second])
-    assert rig.request().closed_sequence_ids == []
-    rig.drafter.close(first)
-    rig.drafter.close(never)  # the drafter has never heard of it
-    rig.drafter.draft([second])
-    assert rig.request().closed_sequence_ids == [1]
-    rig.drafter.draft([second])
-    assert rig.request().closed_sequence_ids == []
-
-
-def test_closed_sequences_are_told_where_no_step_follows(make_rig: MakeRig) -> None:
-    rig = make_rig()
-    sequence = rig.sequence()
-    rig.drafter.draft([sequence])
-    rig.request()
-    rig.drafter.close(sequence)
-    rig.drafter.flush()
-    message = rig.request()
-    assert message.closed_sequence_ids == [1]
-    assert not message.sequences
-    rig.drafter.flush()
-    assert rig.fake.requests.empty()
-    other = rig.sequence(2)  # the empty step's answer is not taken for the next one's
-    assert rig.drafter.draft([other]).trees.keys() == {2}
-
-
-def draft_until(rig: Rig, sequences: list[Sequence], done: Callable[[Drafts], bool]) -> Drafts:
-    """Steps until an outcome that another thread has a part in."""
-    drafts: list[Drafts] = []
-    until(lambda: done(drafts.append(rig.drafter.draft(sequences)) or drafts[-1]))
-    return drafts[-1]
 
 
 def test_drafter_that_dies_is_done_without_and_comes_back(make_rig: MakeRig) -> None:
@@ -458,59 +305,3 @@ def test_stream_ends_with_the_client(make_rig: MakeRig) -> None:
     rig.drafter.draft([rig.sequence()])
     rig.client.stop()
     assert rig.fake.ended.wait(PATIENCE_S)
-
-
-LONG = 22_000  # rows of 24 bytes: over the limit for one message
-
-
-def test_large_context_goes_ahead_on_its_own_stream(make_rig: MakeRig) -> None:
-    rig = make_rig(num_rows=LONG + 64, model={"max_context": 1 << 20})
-    sequence, short = rig.sequence(1, LONG), rig.sequence(2, 5)
-    assert rig.drafter.draft([sequence, short]).trees.keys() == {2}  # the others are not held up
-    message = rig.request()
-    assert [part.sequence_id for part in message.sequences] == [2]
-    chunks = rig.fake.prefilled.get(timeout=PATIENCE_S)
-    assert {(c.stream_id, c.sequence_id, c.epoch) for c in chunks} == {(message.stream_id, 1, 1)}
-    assert all(c.ByteSize() <= 1 << 20 for c in chunks)
-    rig.check_context(sequence)
-    rig.commit(sequence, 11, 12)
-    draft_until(rig, [sequence], lambda drafts: bool(drafts.trees))
-    assert rig.request().sequences[0].context.start == LONG
-    rig.check_context(sequence)
-
-
-def test_large_context_in_several_chunks(make_rig: MakeRig) -> None:
-    rig = make_rig(num_rows=2 * LONG + 64, model={"max_context": 1 << 20})
-    sequence = rig.sequence(1, 2 * LONG)
-    assert rig.drafter.draft([sequence]).trees == {}
-    chunks = rig.fake.prefilled.get(timeout=PATIENCE_S)
-    assert len(chunks) > 1
-    assert all(c.ByteSize() <= 1 << 20 for c in chunks)
-    rig.check_context(sequence)
-    draft_until(rig, [sequence], lambda drafts: bool(drafts.trees))
-
-
-def test_no_draft_is_asked_for_while_context_is_on_its_way(make_rig: MakeRig) -> None:
-    """Two streams have no order, and a step that overtook the context would be refused and the context sent again."""
-    rig = make_rig(num_rows=LONG + 64, model={"max_context": 1 << 20})
-    rig.fake.prefill_gate.clear()
-    sequence = rig.sequence(1, LONG)
-    for token in (11, 12, 13):
-        assert rig.drafter.draft([sequence]).trees == {}
-        rig.commit(sequence, token)
-    assert rig.fake.requests.empty()
-    rig.fake.prefill_gate.set()
-    draft_until(rig, [sequence], lambda drafts: bool(drafts.trees))
-    assert rig.fake.prefilled.qsize() == 1
-    assert rig.request().sequences[0].context.start == LONG
-    rig.check_context(sequence)
-
-
-def test_context_that_got_lost_on_its_way_is_sent_again(make_rig: MakeRig) -> None:
-    rig = make_rig(num_rows=LONG + 64, model={"max_context": 1 << 20})
-    rig.fake.prefill_fails = True
-    sequence = rig.sequence(1, LONG)
-    draft_until(rig, [sequence], lambda _: rig.fake.prefilled.qsize() == 2)
-    rig.fake.prefill_fails = False
-    draft_until(rig, [sequence], lambda drafts: bool(drafts.trees))
-    rig.check_context(sequence)

@@ -1,0 +1,181 @@
+"""One open stream to a drafter: steps go out, answers come in, contexts of prompts go ahead on calls beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import grpc
+
+from draftwood.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
+from draftwood.wire import ALGORITHM_TO_WIRE, int32_to_bytes, sampling_to_wire
+from verify_service.drafting import ContextRows, DrafterFacts, DraftJob, DraftOutcome, Refused
+
+log = logging.getLogger(__name__)
+
+PREFILL_TIMEOUT_S = 60.0
+
+# Statuses with which a context would be refused again. After any other it got lost on its way.
+_FINAL = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Refused.CACHE_FULL,
+    grpc.StatusCode.OUT_OF_RANGE: Refused.CACHE_FULL,
+    grpc.StatusCode.INVALID_ARGUMENT: Refused.INVALID,
+    grpc.StatusCode.UNIMPLEMENTED: Refused.UNSUPPORTED,
+}
+
+
+class DraftLink:
+    """Used by the engine's thread, but for `read`. `link_id` tells links apart: a sequence opened on another one has to
+    be opened anew. `on_late` is called with each answer that nobody waits for any more, on the thread that reads."""
+
+    def __init__(
+        self,
+        link_id: int,
+        facts: DrafterFacts,
+        stub: draft_pb2_grpc.DraftServiceStub,
+        on_late: Callable[[draft_pb2.DraftResponse], None],
+    ) -> None:
+        self.link_id, self.facts, self._stub, self._on_late = link_id, facts, stub, on_late
+        self.stream_id = random.getrandbits(63) | 1
+        self._requests: queue.SimpleQueue[draft_pb2.DraftRequest | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[draft_pb2.DraftResponse | None] = queue.SimpleQueue()
+        self._num_messages = self._step_id = 0  # `_step_id` numbers the last message that asked for trees
+        self._lock = threading.Lock()  # for the two below: an answer is either taken or late
+        self._outstanding: int | None = None  # the step whose answer has not come
+        self._is_overdue = False  # whether its deadline has passed
+        # Kept, because gRPC cancels a call whose future is collected.
+        self._prefills: dict[int, grpc.Future[draft_pb2.PrefillResponse]] = {}
+        self.is_broken = False
+        self.call = stub.Draft(self._messages())
+
+    def _messages(self) -> Iterator[draft_pb2.DraftRequest]:
+        while (message := self._requests.get()) is not None:
+            yield message
+
+    def read(self) -> None:
+        """Moves answers to the engine until the stream ends; runs on the supervising thread."""
+        try:
+            for response in self.call:
+                self._take(response)
+        except grpc.RpcError as error:
+            code = error.code() if isinstance(error, grpc.Call) else error
+            log.info("the draft stream ended: %s", code)
+        finally:
+            self.close()
+
+    def _take(self, response: draft_pb2.DraftResponse) -> None:
+        with self._lock:
+            is_awaited = False
+            if response.step_id == self._outstanding:
+                is_awaited, self._outstanding = not self._is_overdue, None
+            if is_awaited:
+                self._answers.put(response)
+        if not is_awaited:
+            self._on_late(response)
+
+    def close(self) -> None:
+        """Ends the stream and wakes whoever waits."""
+        self.is_broken = True
+        self._requests.put(None)
+        self._answers.put(None)
+        self.call.cancel()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer that came too late is still outstanding."""
+        return self._outstanding is not None
+
+    def send(self, jobs: Sequence[DraftJob], closed: Sequence[int], deadline_s: float) -> None:
+        """Sends one step, for which the link must not be busy; without jobs it is none, and may go at any time."""
+        self._num_messages += 1
+        if jobs:
+            with self._lock:
+                self._step_id = self._outstanding = self._num_messages
+                self._is_overdue = False
+        self._requests.put(
+            draft_pb2.DraftRequest(
+                stream_id=self.stream_id,
+                step_id=self._num_messages,
+                sequences=[_job_to_wire(job) for job in jobs],
+                closed_sequence_ids=closed,
+                deadline_us=int(deadline_s * 1e6),
+            )
+        )
+
+    def receive(self, timeout_s: float) -> draft_pb2.DraftResponse | None:
+        """The answer to the step sent last, or None where it does not come in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            response = self._next(max(deadline - time.monotonic(), 0.0))
+            if response is None or response.step_id == self._step_id:  # else its step failed before it was taken
+                return response
+
+    def _next(self, timeout_s: float) -> draft_pb2.DraftResponse | None:
+        with contextlib.suppress(queue.Empty):
+            return self._answers.get(timeout=timeout_s)
+        with self._lock:
+            with contextlib.suppress(queue.Empty):
+                return self._answers.get_nowait()  # it came at the last moment
+            self._is_overdue = True
+            return None
+
+    def prefill(self, sequence_id: int, epoch: int, chunks: Sequence[ContextRows]) -> None:
+        """Sends a prompt's context ahead on a stream of its own, without waiting for it to arrive."""
+        messages = iter(
+            [
+                draft_pb2.PrefillRequest(
+                    stream_id=self.stream_id, sequence_id=sequence_id, epoch=epoch, context=_rows_to_wire(rows)
+                )
+                for rows in chunks
+            ]
+        )
+        self._prefills[sequence_id] = self._stub.Prefill.future(messages, timeout=PREFILL_TIMEOUT_S)
+
+    def is_prefilling(self, sequence_id: int) -> bool:
+        """Whether context of the sequence is still on its way."""
+        call = self._prefills.get(sequence_id)
+        return call is not None and not call.done()
+
+    def prefill_refusal(self, sequence_id: int) -> DraftOutcome | None:
+        """Why context of the sequence was refused for good, said once; None where it arrived, is on its way, or got
+        lost: a step then tells what is missing."""
+        if self.is_prefilling(sequence_id) or (call := self._prefills.pop(sequence_id, None)) is None:
+            return None
+        if not isinstance(call, grpc.Call) or (reason := _FINAL.get(call.code())) is None:
+            return None
+        return DraftOutcome(None, reason, call.details())
+
+    def end_prefill(self, sequence_id: int) -> None:
+        """Forgets context that was sent ahead; what has not arrived need not."""
+        call = self._prefills.pop(sequence_id, None)
+        if call is not None:
+            call.cancel()
+
+
+def _rows_to_wire(rows: ContextRows) -> draft_pb2.ContextRows:
+    kind = draft_pb2.FEATURE_FORMAT_BFLOAT16 if rows.is_bfloat16 else draft_pb2.FEATURE_FORMAT_FLOAT32
+    return draft_pb2.ContextRows(
+        start=rows.start, token_ids=int32_to_bytes(list(rows.token_ids)), features=rows.features, format=kind
+    )
+
+
+def _job_to_wire(job: DraftJob) -> draft_pb2.DraftSequence:
+    return draft_pb2.DraftSequence(
+        sequence_id=job.sequence_id,
+        epoch=job.epoch,
+        base_length=job.base_length,
+        context=_rows_to_wire(job.context) if job.context is not None else None,
+        root_token_id=job.root,
+        tree=tree_pb2.TreeOptions(
+            algorithm=ALGORITHM_TO_WIRE[job.algorithm],
+            tree_budget=job.tree_budget,
+            width_cap=job.width_cap,
+            spine=job.spine,
+        ),
+        sampling=sampling_to_wire(job.sampling),
+    )
