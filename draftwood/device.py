@@ -49,16 +49,21 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count or len(os.sched_getaffinity(0)))
 
 
-def compiled(function: Callable[P, R], *, enabled: bool, dynamic: bool | None = None) -> Callable[P, R]:
-    """One inductor graph per shape; guards on modules are off, they cost 0.4 ms a call."""
+def compiled(
+    function: Callable[P, R], *, enabled: bool, dynamic: bool | None = None, threaded_loops: bool = False
+) -> Callable[P, R]:
+    """One inductor graph per shape, called from C++ without the interpreter's lock; guards on modules are off, they
+    cost 0.4 ms a call. Fused loops stay on one thread unless they are long: a fork and join of OpenMP workers costs
+    more than a short loop does. (`cpp.threads` would take the products' second thread, too.)"""
     if not enabled:
         return function
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         allow_packed_products()
         skip = torch.compiler.skip_guard_on_all_nn_modules_unsafe
-        # Fused loops stay on one thread: they are short, and a fork and join of OpenMP workers costs more than they do.
-        options: dict[str, Any] = {"guard_filter_fn": skip, "cpp.threads": 1}
+        options: dict[str, Any] = {"guard_filter_fn": skip, "cpp_wrapper": True}
+        if not threaded_loops:
+            options["cpp.min_chunk_size"] = 1 << 30
         return torch.compile(function, fullgraph=True, dynamic=dynamic, options=options)
 
 

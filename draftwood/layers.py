@@ -6,31 +6,54 @@ weights are packed once. Packing needs oneDNN and a CPU; anywhere else the layer
 
 from __future__ import annotations
 
-import contextlib
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 _packed_product = torch.ops.mkldnn._linear_pointwise.default
+_packed_product_with_residual = torch.ops.mkldnn._linear_pointwise.binary
 
 
 def allow_packed_products() -> None:
-    """Lets compiled graphs call oneDNN's packed products, also fused with an activation or a residual: inductor lowers
-    these ops itself only where its own freezing pass has made them, and asserts otherwise. An op of ours around the
-    product would do too, at 25-100 us a call."""
+    """Lets compiled graphs call oneDNN's packed products: inductor takes these ops only where its own freezing pass has
+    made them, and asserts otherwise. Called through inductor's own node, a product is one C call; an op of ours around
+    it would take 25-100 us, and the node as inductor makes it copies the weight, whose packed layout it cannot see."""
     from torch._inductor import lowering
 
-    with contextlib.suppress(RuntimeError):  # registered already
-        torch.library.register_fake("mkldnn::_linear_pointwise.binary", _fake_binary)
-    for op in (_packed_product, torch.ops.mkldnn._linear_pointwise.binary):
-        lowering.lowerings[op] = lowering.fallback_handler(op)
+    lowering.lowerings[_packed_product] = _lower_packed_product
+    lowering.lowerings[_packed_product_with_residual] = _lower_packed_product_with_residual
 
 
-def _fake_binary(x: Tensor, other: Tensor, *_: object) -> Tensor:
-    del x
-    return torch.empty_like(other)
+def _lower_packed_product(x: Any, weight: Any, bias: Any, attr: str, scalars: Any, algorithm: str) -> Any:
+    from torch._inductor import mkldnn_ir
+
+    return _packed_node(mkldnn_ir.LinearUnary, [x], weight, bias, [attr, scalars or [-1], algorithm])
+
+
+def _lower_packed_product_with_residual(x: Any, other: Any, weight: Any, bias: Any, attr: str) -> Any:
+    from torch._inductor import mkldnn_ir
+
+    return _packed_node(mkldnn_ir.LinearBinary, [x, other], weight, bias, [attr])
+
+
+def _packed_node(node: Any, rows: list[Any], weight: Any, bias: Any, constants: list[Any]) -> Any:
+    """What the node's own `create` makes, but for the weight's layout."""
+    from torch._inductor import ir, mkldnn_ir
+
+    rows = [node.require_contiguous(node.realize_input(x)) for x in rows]
+    weight = node.realize_input(weight)
+    x = rows[0]
+    layout = ir.FixedLayout(device=x.get_device(), dtype=x.get_dtype(), size=[*x.get_size()[:-1], weight.get_size()[0]])
+    inputs = [*rows, weight]
+    if bias is None:
+        constants = [None, *constants]
+    else:
+        inputs.append(node.require_contiguous(node.realize_input(bias)))
+    return ir.TensorBox.create(
+        mkldnn_ir._create_output_node(node(layout=layout, inputs=inputs, constant_args=constants))  # pyright: ignore[reportPrivateUsage]
+    )
 
 
 def can_pack(weight: Tensor) -> bool:

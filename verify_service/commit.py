@@ -22,7 +22,9 @@ class Committer:
 
     def __init__(self, pools: Pools, *, compile_steps: bool) -> None:
         self.pools = pools
-        self._replay: Callable[..., None] = compiled(gdn_commit_one, enabled=compile_steps, dynamic=False)
+        self._replay: Callable[..., None] = compiled(
+            gdn_commit_one, enabled=compile_steps, dynamic=False, threaded_loops=True
+        )
 
     def commit(
         self,

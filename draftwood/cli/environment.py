@@ -18,11 +18,11 @@ def service_environment(module: str = "", base: Mapping[str, str] = os.environ) 
         # The readiness line must not wait in a buffer.
         "PYTHONUNBUFFERED": "1",
     }
-    if module == "draft_service":
-        # Two processes compute in turn on the same cores. libgomp's workers spin for some milliseconds after a parallel
-        # region, so the drafter's slow the target's down. A shorter spin in the drafter costs it little and gives the
-        # tree step 5-10 % (two cores, float32); in the verify service it would cost every step more than that.
-        defaults["GOMP_SPINCOUNT"] = "20000"
+    if module in ("draft_service", "verify_service"):
+        # Two processes compute in turn on the same cores, and libgomp's workers spin for milliseconds after a parallel
+        # region unless told otherwise: each slows the other, and both the threads that move messages. Shorter spins
+        # give a tree step 4 % (two cores, float32).
+        defaults["GOMP_SPINCOUNT"] = "2000"
     environment = defaults | dict(base)
     checkout = Path(draftwood.__file__).parent.parent
     if (checkout / "pyproject.toml").is_file():  # services run from a checkout that need not be installed

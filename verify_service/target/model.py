@@ -7,7 +7,7 @@ their keyword arguments to the registered attention function and the replaced mi
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from verify_service.target.spec import ATTENTION, GDN, NO_RECURRENCE, TargetSpec
 
 MAX_DEPTH_MARGIN = 512
 MAX_BUFFERS = 64
+STRETCH_ALONE = 4  # layers a graph for one sequence; hybrids repeat after 4 layers, so that few kinds are compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +43,19 @@ class Stash:
 
     def attention(self, index: int, pools: Pools) -> AttentionView:
         """Attention layer `index`'s part, with its committed rows."""
-        return AttentionView(pools.keys[index], pools.values[index], self.keys[index], self.values[index])
+        rows = (pools.keys, pools.values, self.keys, self.values)
+        return AttentionView(*(_part(t, index) for t in rows))
 
     def recurrent(self, index: int, pools: Pools) -> RecurrentView:
         """Recurrent layer `index`'s part, with its committed state."""
-        return RecurrentView(
-            pools.states[index],
-            pools.windows[index],
-            self.inputs[index],
-            self.k[index],
-            self.v[index],
-            self.g[index],
-            self.beta[index],
-        )
+        parts = (pools.states, pools.windows, self.inputs, self.k, self.v, self.g, self.beta)
+        return RecurrentView(*(_part(t, index) for t in parts))
+
+
+def _part(tensor: Tensor, index: int) -> Tensor:
+    """The same memory as `tensor[index]` under a storage of its own. Offsets into a common storage would grow with the
+    sizes that vary, and compiled graphs would be guarded by how the layers' offsets relate."""
+    return torch.from_dlpack(tensor[index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +96,61 @@ def _mark(tensor: Tensor, *sizes: int) -> None:
             mark(tensor, size)
 
 
-def _layer_pass(
-    layer: Any, hidden: Tensor, rope: tuple[Tensor, Tensor], step: StepInputs, extra: dict[str, Any]
-) -> Tensor:
-    return layer(hidden, position_embeddings=rope, attention_mask=None, cache=None, step=step, **extra)
+def _stretch_pass(
+    layers: Sequence[Any],
+    hidden: Tensor,
+    rope: tuple[Tensor, Tensor],
+    step: StepInputs,
+    extra: Sequence[dict[str, Any]],
+) -> list[Tensor]:
+    """The residual stream after each layer of a stretch."""
+    after: list[Tensor] = []
+    for layer, arguments in zip(layers, extra, strict=True):
+        hidden = layer(hidden, position_embeddings=rope, attention_mask=None, cache=None, step=step, **arguments)
+        after.append(hidden)
+    return after
 
 
-def _layer_pass_of_its_own(kind: str) -> Callable[..., Tensor]:
-    """A copy of `_layer_pass` with its own code object: compiled graphs are kept by code object, and with guards on
-    modules off two kinds of layer must not share them."""
-    code = _layer_pass.__code__.replace(co_name=f"_layer_pass_{kind}")
-    return types.FunctionType(code, _layer_pass.__globals__, code.co_name)
+def _stretch_pass_of_its_own(name: str) -> Callable[..., list[Tensor]]:
+    """A copy of `_stretch_pass` with its own code object: compiled graphs are kept by code object, and with guards on
+    modules off two kinds of stretch must not share them."""
+    code = _stretch_pass.__code__.replace(co_name=f"_stretch_pass_{name}")
+    return types.FunctionType(code, _stretch_pass.__globals__, code.co_name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Consecutive layers that run as one graph."""
+
+    first: int
+    layers: tuple[Any, ...]
+    run: Callable[..., list[Tensor]]
+
+
+class Stretches:
+    """Cuts the layers into stretches and compiles one graph for every kind of stretch."""
+
+    def __init__(
+        self, layers: Sequence[Any], kinds: Sequence[str], compilable: Sequence[bool], *, enabled: bool
+    ) -> None:
+        self.layers, self.kinds, self.compilable, self.enabled = layers, kinds, compilable, enabled
+        self._passes: dict[tuple[str, ...], Callable[..., list[Tensor]]] = {}
+
+    def cut(self, length: int) -> list[_Stretch]:
+        """Stretches of at most `length` layers; those that cannot be compiled stand alone."""
+        stretches: list[_Stretch] = []
+        first = 0
+        while first < len(self.layers):
+            end = first + 1
+            while end < min(first + length, len(self.layers)) and all(self.compilable[first : end + 1]):
+                end += 1
+            kinds, can = tuple(self.kinds[first:end]), self.compilable[first]
+            if kinds not in self._passes:
+                run = _stretch_pass_of_its_own(f"{len(self._passes)}")
+                self._passes[kinds] = compiled(run, enabled=self.enabled and can)
+            stretches.append(_Stretch(first, tuple(self.layers[first:end]), self._passes[kinds]))
+            first = end
+        return stretches
 
 
 class TargetModel:
@@ -121,14 +166,15 @@ class TargetModel:
         self.device: torch.device = model.device
         self.rope = self._rope_table(max_context + MAX_DEPTH_MARGIN)
         self.layers: list[Any] = list(body.layers)
-        passes: dict[str, Callable[..., Tensor]] = {}
-        self.passes: list[Callable[..., Tensor]] = []
-        for layer, mixer in zip(self.layers, spec.mixers, strict=True):
-            is_compilable = fuse_layer(layer)
-            kind = f"{mixer}_{getattr(layer, 'attention_type', '')}_{is_compilable}"
-            if kind not in passes:
-                passes[kind] = compiled(_layer_pass_of_its_own(kind), enabled=compile_steps and is_compilable)
-            self.passes.append(passes[kind])
+        compilable = [fuse_layer(layer) for layer in self.layers]
+        kinds = [
+            f"{mixer}_{getattr(layer, 'attention_type', '')}"
+            for layer, mixer in zip(self.layers, spec.mixers, strict=True)
+        ]
+        stretches = Stretches(self.layers, kinds, compilable, enabled=compile_steps)
+        # One sequence is where the time between operations counts most, and many shapes make long stretches slow to
+        # compile.
+        self.alone, self.several = stretches.cut(STRETCH_ALONE), stretches.cut(1)
         self.norm = fused_norm(body.norm)
         self.head = packed(model.lm_head)
         self.is_warming = False  # while it is, sizes that vary are marked so, and one graph serves them all
@@ -192,14 +238,14 @@ class TargetModel:
         buffers = self._buffers_for(b, n, pools)
         if self.is_warming:
             _mark_dynamic(step, rope, buffers.arguments)
-        taps: dict[int, Tensor] = {}
-        for i, (layer, run, extra) in enumerate(zip(self.layers, self.passes, buffers.arguments, strict=True)):
+        after: list[Tensor] = []
+        for stretch in self.alone if b == 1 else self.several:
             if self.is_warming:
                 _mark(hidden, 0, 1)
-            hidden = run(layer, hidden, rope, step, extra)
-            if i in self.tap_layer_ids:
-                taps[i] = hidden
-        tapped = torch.cat([taps[i] for i in self.tap_layer_ids], -1) if self.tap_layer_ids else None
+            extra = buffers.arguments[stretch.first : stretch.first + len(stretch.layers)]
+            after += stretch.run(stretch.layers, hidden, rope, step, extra)
+            hidden = after[-1]
+        tapped = torch.cat([after[i] for i in self.tap_layer_ids], -1) if self.tap_layer_ids else None
         return PassOutputs(self.norm(hidden), tapped, buffers.stash)
 
     def logits(self, hidden: Tensor) -> Tensor:
