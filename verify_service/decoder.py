@@ -142,7 +142,8 @@ class Decoder:
 
     def _commit(self, sequence: Sequence, row: int, path: tuple[int, ...], outputs: PassOutputs) -> None:
         features = None
-        if self.projector is not None and outputs.taps is not None:
+        # A request without drafts needs no rows; all others have them, drafter or no drafter, for the one to come.
+        if self.projector is not None and outputs.taps is not None and sequence.request.algorithm != "none":
             taps = outputs.taps[row]
             if len(path) != taps.shape[0]:
                 taps = taps.index_select(0, torch.tensor(path))

@@ -59,7 +59,7 @@ def test_300_mixed_steps_of_a_tiny_hybrid(tmp_path: Path) -> None:
     save_tiny("qwen3_5_text", tmp_path, max_position_embeddings=2048, num_hidden_layers=3, layer_types=layers)
     bench = Bench(config_of(tmp_path))
     prompt, length = [5, 77, 130, 9], 720
-    plain = bench.begin(prompt, 1500)
+    plain = bench.begin(prompt, 1500, algorithm="ddtree")
     bench.decode(plain, length)
     drafted = bench.begin(prompt, 1500, algorithm="ddtree", tree_budget=63)
     check_mix(mixed_steps(bench, drafted, plain, length, seed=1), 300)
@@ -70,7 +70,7 @@ def test_mixed_steps_of_the_embedded_pair() -> None:
     torch.set_num_threads(1)
     bench = Bench(config_of("embedded", draft="embedded"))
     prompt, length = list(range(40, 60)), 125
-    plain = bench.begin(prompt, 300)
+    plain = bench.begin(prompt, 300, algorithm="ddtree")
     bench.decode(plain, length)
     drafted = bench.begin(prompt, 300, algorithm="ddtree", tree_budget=63)
     check_mix(mixed_steps(bench, drafted, plain, length, seed=3), 40)
