@@ -19,7 +19,7 @@ from draft_service.messages import (
     step_from_wire,
 )
 from draft_service.streams import StreamRegistry
-from draftwood.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from draftwood.errors import ContextLengthError, DraftwoodError, InvalidRequestError, OverloadedError
 from draftwood.rpc import errors_to_status
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
 
@@ -100,8 +100,13 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         response = draft_pb2.PrefillResponse()
         async with errors_to_status(context):
             async for request in request_iterator:
-                self.streams.expect(request.stream_id)
-                response.num_rows += await loop.run_in_executor(self._worker, self._take, request)
+                is_new = self.streams.expect(request.stream_id)
+                try:
+                    response.num_rows += await loop.run_in_executor(self._worker, self._take, request)
+                except DraftwoodError:
+                    if is_new:
+                        self.streams.give_up(request.stream_id)
+                    raise
         return response
 
     def _take(self, request: draft_pb2.PrefillRequest) -> int:

@@ -31,17 +31,27 @@ class StreamRegistry:
         self._open.discard(stream_id)
         self._free(stream_id)
 
-    def expect(self, stream_id: int) -> None:
-        """Rows arrived for a stream: a lease, or a longer one, unless it is open."""
+    def expect(self, stream_id: int) -> bool:
+        """Rows arrived for a stream: a lease, or a longer one, unless it is open. Returns whether it is a new one."""
         if stream_id in self._open:
-            return
+            return False
         if stream_id not in self._leases and len(self._leases) >= MAX_LEASES:
             raise OverloadedError(
-                f"{MAX_LEASES} streams that are not open yet have rows here already", retry_after_s=self._lease_s
+                f"stream_id is {stream_id}, but {MAX_LEASES} streams that are not open yet have rows here already",
+                field="stream_id",
+                retry_after_s=self._lease_s,
             )
+        is_new = stream_id not in self._leases
         self._drop_lease(stream_id)
         loop = asyncio.get_running_loop()
         self._leases[stream_id] = loop.call_later(self._lease_s, self._expire, stream_id)
+        return is_new
+
+    def give_up(self, stream_id: int) -> None:
+        """The rows that a lease was for were refused."""
+        if stream_id in self._leases:
+            self._drop_lease(stream_id)
+            self._free(stream_id)
 
     def close(self) -> None:
         """Stops all timers."""

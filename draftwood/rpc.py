@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -14,6 +15,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from draftwood.errors import DOMAIN, LEAVES, DraftwoodError, InternalError, UnavailableError
+
+log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 << 20
 
@@ -75,11 +78,16 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: DraftwoodErr
 
 @asynccontextmanager
 async def errors_to_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[None]:
-    """Turns a DraftwoodError raised inside into the call's status; anything else becomes INTERNAL and is re-raised."""
+    """Turns a DraftwoodError raised inside into the call's status; anything else becomes INTERNAL and is logged."""
     try:
         yield
     except DraftwoodError as error:
         await abort(context, error)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        log.exception("a call failed")
+        await abort(context, InternalError("an internal error; see the service's log"))
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> DraftwoodError:

@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from draftwood.errors import InvalidRequestError
 from draftwood.noise import NoiseCache
 
+# Below it the noise is finer than what float32 tells apart between logits, and dividing by it overflows.
+_LEAST_TEMPERATURE = 1e-5
+
 _NO_BIAS: Mapping[int, float] = {}
 
 
@@ -44,14 +47,14 @@ class SamplingParams:
         _check("seed", self.seed, 0, 2**64 - 1)
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         for bias in self.logit_bias.values():
             _check("logit_bias", bias, -100.0, 100.0)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether tokens are drawn without noise."""
-        return self.temperature == 0.0
+        """Whether tokens are drawn without noise: at temperature 0, and so close to it that it makes no difference."""
+        return self.temperature < _LEAST_TEMPERATURE
 
     @property
     def has_penalties(self) -> bool:

@@ -124,7 +124,8 @@ class DraftClient:
 
     def _say(self, status: str) -> None:
         if status != self.status:
-            level = logging.INFO if status == "ready" else logging.WARNING
+            is_expected = status == "ready" or self._stopping.is_set()
+            level = logging.INFO if is_expected else logging.WARNING
             log.log(level, "drafter at %s: %s", self.address, status)
         self.status = status
 

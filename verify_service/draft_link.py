@@ -19,6 +19,7 @@ from verify_service.drafting import ContextRows, DrafterFacts, DraftJob, DraftOu
 log = logging.getLogger(__name__)
 
 PREFILL_TIMEOUT_S = 60.0
+OVERDUE_S = 15.0  # a drafter that is this late with an answer is given up, and another link is tried
 
 # Statuses with which a context would be refused again. After any other it got lost on its way.
 _FINAL = {
@@ -50,6 +51,7 @@ class DraftLink:
         self._is_overdue = False  # whether its deadline has passed
         # Kept, because gRPC cancels a call whose future is collected.
         self._prefills: dict[int, grpc.Future[draft_pb2.PrefillResponse]] = {}
+        self._sent_at = 0.0
         self.is_broken = False
         self.call = stub.Draft(self._messages())
 
@@ -69,6 +71,11 @@ class DraftLink:
             self.close()
 
     def _take(self, response: draft_pb2.DraftResponse) -> None:
+        # Answers come in the order of the messages: one that skips the step awaited, or answers none, is no answer.
+        if response.step_id > (self._outstanding or self._num_messages):
+            log.warning("step_id is %d in an answer, which no message has: the link ends", response.step_id)
+            self.call.cancel()
+            return
         with self._lock:
             is_awaited = False
             if response.step_id == self._outstanding:
@@ -87,13 +94,19 @@ class DraftLink:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer that came too late is still outstanding."""
-        return self._outstanding is not None
+        """Whether an answer that came too late is still outstanding; one that takes far too long ends the link."""
+        if self._outstanding is None:
+            return False
+        if time.monotonic() - self._sent_at > OVERDUE_S and not self.is_broken:
+            log.warning("the drafter has not answered for %.0f s: the link ends", OVERDUE_S)
+            self.close()
+        return True
 
     def send(self, jobs: Sequence[DraftJob], closed: Sequence[int], deadline_s: float) -> None:
         """Sends one step, for which the link must not be busy; without jobs it is none, and may go at any time."""
         self._num_messages += 1
         if jobs:
+            self._sent_at = time.monotonic()
             with self._lock:
                 self._step_id = self._outstanding = self._num_messages
                 self._is_overdue = False

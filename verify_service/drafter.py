@@ -89,7 +89,8 @@ class Drafter:
                 trees[job.sequence_id] = outcome.tree
             self._note(by_id[job.sequence_id], outcome)
         wait = time.perf_counter() - started
-        return Drafts(trees, wait, answer.busy, max(received - sent - answer.busy, 0.0))
+        busy = min(answer.busy, received - sent)  # by the drafter's own word, which cannot be longer than the wait
+        return Drafts(trees, wait, busy, received - sent - busy)
 
     def _take_closed(self) -> list[int]:
         closed, self._closed = self._closed, []

@@ -17,6 +17,7 @@ from verify_service.request import (
     TokenLogProbs,
     Tokens,
     Trace,
+    check_prompt_length,
     new_request_id,
     new_seed,
 )
@@ -30,6 +31,7 @@ FINISH_TO_WIRE = {
 def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults) -> Request:
     """Fills in the server's defaults. Raises InvalidRequestError for what no default can mend."""
     has = message.HasField
+    _check_lengths(message, defaults)
     prompt = tuple(message.prompt_token_ids)
     room = max(defaults.limits.max_context - len(prompt), 1)
     algorithm = defaults.algorithm
@@ -53,6 +55,18 @@ def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults) -
         num_prompt_log_probs=message.num_prompt_log_probs if has("num_prompt_log_probs") else None,
         trace_steps=message.trace_steps,
     )
+
+
+def _check_lengths(message: verify_pb2.GenerateRequest, defaults: Defaults) -> None:
+    """Before anything walks the lists: this is the event loop, and a message may hold millions of entries."""
+    limits = defaults.limits
+    check_prompt_length(len(message.prompt_token_ids), limits)
+    lists = (("stop_token_ids", message.stop_token_ids), ("logit_bias", message.sampling.logit_bias))
+    for name, entries in lists:
+        if len(entries) > limits.vocab_size:
+            raise InvalidRequestError(
+                f"{name} has {len(entries)} entries, more than the vocabulary's {limits.vocab_size} tokens", field=name
+            )
 
 
 def started_to_wire(event: Started, request: Request) -> verify_pb2.GenerateResponse:
@@ -136,4 +150,4 @@ def _stats_to_wire(stats: Stats) -> verify_pb2.GenerateStats:
 
 
 def _us(seconds: float) -> int:
-    return max(round(seconds * 1e6), 0)
+    return min(max(round(seconds * 1e6), 0), 2**63)

@@ -62,12 +62,7 @@ def check_request(request: Request, limits: Limits) -> None:
                 f"prompt_token_ids[{i}] is {token}, not in [0, {limits.vocab_size})", field="prompt_token_ids"
             )
     length = len(request.prompt)
-    if length + 1 > limits.max_context:
-        raise ContextLengthError(
-            f"the prompt has {length} tokens; this model's maximum context length is {limits.max_context} tokens, "
-            f"at least one of them for the answer",
-            field="prompt_token_ids",
-        )
+    check_prompt_length(length, limits)
     _check("max_new_tokens", request.max_new_tokens, 1, 2**31)
     if length + request.max_new_tokens > limits.max_context:
         raise ContextLengthError(
@@ -85,6 +80,16 @@ def check_request(request: Request, limits: Limits) -> None:
             raise InvalidRequestError(
                 f"stop_token_ids holds {token}, not in [0, {limits.vocab_size})", field="stop_token_ids"
             )
+
+
+def check_prompt_length(length: int, limits: Limits) -> None:
+    """Raises ContextLengthError where nothing is left for an answer."""
+    if length + 1 > limits.max_context:
+        raise ContextLengthError(
+            f"the prompt has {length} tokens; this model's maximum context length is {limits.max_context} tokens, "
+            f"at least one of them for the answer",
+            field="prompt_token_ids",
+        )
 
 
 def _check(name: str, value: int, low: int, high: int) -> None:

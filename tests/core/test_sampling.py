@@ -121,3 +121,10 @@ def test_bad_settings_name_the_field_and_the_value(field: str, value: float) -> 
 def test_derived_seeds_differ() -> None:
     assert derived_seed(9, 0) == 9
     assert len({derived_seed(9, i) for i in range(100)}) == 100
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-40, 3e-38, 1e-10])
+def test_temperatures_too_small_to_divide_by_are_greedy(temperature: float) -> None:
+    logits = np.random.default_rng(0).normal(size=50).astype(np.float32) * 20
+    params = SamplingParams(temperature=temperature, seed=3)
+    assert draw(logits, params, 7, NoiseCache(50)) == int(logits.argmax())

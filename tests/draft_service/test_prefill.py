@@ -9,6 +9,7 @@ import pytest
 
 from draft_service.closed_sequences import MAX_REMEMBERED, ClosedSequences
 from draft_service.context_cache import SequenceKey
+from draft_service.streams import MAX_LEASES, StreamRegistry
 from draftwood.errors import OverloadedError
 from draftwood.rpc import from_rpc_error
 from draftwood.v1 import draft_pb2
@@ -53,13 +54,22 @@ def _one_row() -> dict[str, Any]:
     return {"token_ids": bytes(4), "features": bytes(192), "format": draft_pb2.FEATURE_FORMAT_FLOAT32}
 
 
-async def test_streams_that_are_not_open_are_few(running: Running) -> None:
-    for stream_id in range(100, 116):
+async def test_refused_rows_hold_nothing_for_a_stream_to_come(running: Running) -> None:
+    for stream_id in range(100, 120):
         with pytest.raises(grpc.aio.AioRpcError):
             await prefill(running, draft_pb2.ContextRows(start=5, **_one_row()), stream_id=stream_id)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await prefill(running, rows(0, 2), stream_id=200)
-    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await prefill(running, rows(0, 2), stream_id=200) == 2
+
+
+async def test_streams_that_are_not_open_are_few() -> None:
+    registry = StreamRegistry(lambda _: None)
+    assert all(registry.expect(i) for i in range(MAX_LEASES))
+    assert not registry.expect(0)
+    with pytest.raises(OverloadedError, match=f"stream_id is {MAX_LEASES}"):
+        registry.expect(MAX_LEASES)
+    registry.give_up(0)
+    assert registry.expect(MAX_LEASES)
+    registry.close()
 
 
 def chunk(context: draft_pb2.ContextRows, **values: Any) -> draft_pb2.PrefillRequest:

@@ -110,6 +110,8 @@ class FakeDrafter(draft_pb2_grpc.DraftServiceServicer):
         self.prefill_calls: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()  # each set when its call has ended
         self.prefill_error: grpc.StatusCode | None = None
         self.dies = False
+        self.busy_us = 7
+        self.skip = 0  # added to the step ids of answers
         self.ended = threading.Event()
         self.handshakes = threading.Semaphore(0)
         self.port = 0
@@ -144,7 +146,7 @@ class FakeDrafter(draft_pb2_grpc.DraftServiceServicer):
         try:
             for request in request_iterator:
                 self.closed += request.closed_sequence_ids
-                response = draft_pb2.DraftResponse(step_id=request.step_id, busy_us=7)
+                response = draft_pb2.DraftResponse(step_id=request.step_id + self.skip, busy_us=self.busy_us)
                 for sequence in request.sequences:
                     response.results.extend(r for r in [self._result(sequence)] if r is not None)
                 self.requests.put(request)

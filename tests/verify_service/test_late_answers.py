@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from draftwood.tree import DraftTree
-from tests.verify_service.draft_rig import PATIENCE_S, MakeRig, until
+from tests.verify_service.draft_rig import PATIENCE_S, MakeRig, draft_until, until
 from tests.verify_service.fake_drafter import chain, result
 
 
@@ -99,3 +101,40 @@ def test_telling_of_closed_sequences_makes_no_second_step_possible(make_rig: Mak
     until(lambda: rig.client.stale_trees == 2)
     assert [rig.request().step_id for _ in range(2)] == [1, 2]
     assert rig.fake.requests.empty()
+
+
+def test_drafter_that_never_answers_loses_its_link(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig(timeout_s=0.01)
+    link = rig.drafter.link
+    assert link is not None
+    rig.fake.gate.clear()
+    sequence = rig.sequence()
+    assert rig.drafter.draft([sequence]).trees == {}  # the deadline passes
+    assert link.is_busy
+    assert not link.is_broken
+    monkeypatch.setattr("verify_service.draft_link.OVERDUE_S", 0.0)
+    rig.drafter.draft([sequence])
+    assert link.is_broken
+    rig.fake.gate.set()
+    rig.drafter.timeout_s = PATIENCE_S
+    assert draft_until(rig, [sequence], lambda drafts: bool(drafts.trees)).trees.keys() == {1}
+
+
+def test_answer_that_skips_a_step_ends_the_link(make_rig: MakeRig) -> None:
+    """It would be waited for without end, and every later step would go without a draft."""
+    rig = make_rig()
+    sequence = rig.sequence()
+    rig.fake.skip = 1
+    assert rig.drafter.draft([sequence]).trees == {}
+    rig.fake.skip = 0
+    assert draft_until(rig, [sequence], lambda drafts: bool(drafts.trees)).trees.keys() == {1}
+
+
+@pytest.mark.parametrize("busy_us", [2**64 - 1, 2**63, 0])
+def test_drafter_cannot_have_been_busy_for_longer_than_the_wait(make_rig: MakeRig, busy_us: int) -> None:
+    rig = make_rig()
+    rig.fake.busy_us = busy_us
+    drafts = rig.drafter.draft([rig.sequence()])
+    assert drafts.trees
+    assert 0.0 <= drafts.busy <= drafts.wait
+    assert drafts.transport >= 0.0

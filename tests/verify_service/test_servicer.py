@@ -218,6 +218,15 @@ async def test_over_long_is_out_of_range(stub: Any, length: int, new_tokens: int
     assert str(length) in error.message
 
 
+async def test_lists_longer_than_the_vocabulary_are_refused(stub: Any) -> None:
+    bias = [sampling_pb2.LogitBias(token_id=1, bias=1.0)] * 9000
+    for name, values in (("logit_bias", {"sampling": sampling_pb2.SamplingParams(logit_bias=bias)}),
+                         ("stop_token_ids", {"stop_token_ids": [1] * 9000})):  # fmt: skip
+        status = await error_of(stub, **values)
+        assert status.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert f"{name} has 9000 entries" in (status.details() or "")
+
+
 async def test_context_to_its_last_token(stub: Any) -> None:
     """Without max_new_tokens the answer fills the context; drafts near the edge need room beyond it."""
     prompt = [3 + i % 200 for i in range(CONTEXT - 9)]
