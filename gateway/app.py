@@ -27,9 +27,9 @@ from gateway.generation import Generator
 from gateway.plan import Caller, Plan, make_plan
 from gateway.prompt import encode_chat, encode_prompts
 from gateway.reply import Format, Head, Reply
-from gateway.request_body import read_json
+from gateway.request_body import read_request
 from gateway.request_id import RequestIdMiddleware
-from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, parse
+from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from gateway.served_model import ServedModel
 from gateway.sse import CLIENT_CLOSED_REQUEST, EventStream, unless_hung_up
 from gateway.verify_client import Target, VerifyClient
@@ -62,7 +62,7 @@ class Gateway:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        body = parse(ChatRequest, await read_json(request, self._config.max_body_bytes))
+        body = await read_request(ChatRequest, request, self._config.max_body_bytes)
         target = await self._target_for(body)
         prompt = await encode_chat(body, self._model.template, self._model.tokenizer)
         plan = make_plan(body, [prompt], target, self._model.defaults, _caller(request))
@@ -70,7 +70,7 @@ class Gateway:
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        body = parse(CompletionRequest, await read_json(request, self._config.max_body_bytes))
+        body = await read_request(CompletionRequest, request, self._config.max_body_bytes)
         target = await self._target_for(body)
         tokenizer = self._model.tokenizer
         prompts = await encode_prompts(body, tokenizer, target)

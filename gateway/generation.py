@@ -1,8 +1,9 @@
-"""Runs the choices of a plan beside each other and merges what they give."""
+"""Runs the choices of a plan, some at a time beside each other, and merges what they give."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from gateway.stats import Outcome, Stats
 from gateway.tokenizer import Tokenizer
 from gateway.verify_client import RETRY_AFTER_S, Chunk, Finished, Started, VerifyClient
 
+LEAST_TIMEOUT_S = 0.001
 QUEUE_SIZE = 16  # updates that wait for a slow client before its calls are held up
 
 T = TypeVar("T")
@@ -55,17 +57,29 @@ class Generator:
     timeout_s: float
 
     async def run(self, plan: Plan) -> AsyncGenerator[Update]:
-        """Updates of all choices as they come. Closing the iterator cancels every call at once."""
-        sources = [self._run_choice(index, choice) for index, choice in enumerate(plan.choices)]
+        """Updates of all choices as they come. Closing the iterator cancels every call at once.
+
+        A request with more choices than the service's queue holds is served too: the later ones wait here.
+        """
+        places, deadline = asyncio.Semaphore(plan.max_parallel), time.monotonic() + self.timeout_s
+
+        async def run_in_turn(index: int, choice: Choice) -> AsyncGenerator[Update]:
+            async with places:
+                left_s = max(LEAST_TIMEOUT_S, deadline - time.monotonic())  # the timeout is that of the whole request
+                async with aclosing(self._run_choice(index, choice, left_s)) as updates:
+                    async for update in updates:
+                        yield update
+
+        sources = [run_in_turn(index, choice) for index, choice in enumerate(plan.choices)]
         async with aclosing(merged(sources)) as updates:
             async for update in updates:
                 yield update
 
-    async def _run_choice(self, index: int, choice: Choice) -> AsyncGenerator[Update]:
+    async def _run_choice(self, index: int, choice: Choice, timeout_s: float) -> AsyncGenerator[Update]:
         answer = Answer(self.tokenizer, choice.limits)
         num_cached, num_chunks, num_step_tokens = 0, 0, 0
         stats, counted = None, Stats()
-        async with aclosing(self.client.generate(choice.options, self.timeout_s)) as events:
+        async with aclosing(self.client.generate(choice.options, timeout_s)) as events:
             async for event in events:
                 match event:
                     case Started():

@@ -10,10 +10,12 @@ from draftwood.sampling import SamplingParams, derived_seed
 from draftwood.tree import MAX_WIDTH
 from gateway.answer import Limits
 from gateway.prompt import room
-from gateway.schemas import ChatRequest, CompletionRequest, check_range, show
+from gateway.refusal import check_count, check_range, show
+from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.verify_client import GenerateOptions, Target
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chats go on until they end
+MAX_TOP_K = 2**31 - 1
 SEED_BITS = 53  # a seed that we draw survives every JSON reader
 
 
@@ -41,6 +43,7 @@ class Plan:
     prompts: list[list[int]]
     choices: list[Choice]
     seed: int
+    max_parallel: int  # choices that are asked for at a time; as many as are decoded together always fit the queue
 
     @property
     def prompt_lengths(self) -> list[int]:
@@ -66,6 +69,9 @@ def make_plan(
     """Checks what needs the target's limits, and fills in defaults. Raises InvalidRequestError."""
     check_range("tree_budget", request.tree_budget, 1, target.max_tree_budget)
     check_range("tree_width_cap", request.tree_width_cap, 1, MAX_WIDTH)
+    check_range("top_k", request.top_k, -1, MAX_TOP_K)
+    for name, entries in (("stop_token_ids", request.stop_token_ids), ("logit_bias", request.logit_bias)):
+        check_count(name, entries, target.vocab_size)
     stop_token_ids = request.stop_token_ids or []
     for i, token_id in enumerate(stop_token_ids):
         check_range(f"stop_token_ids[{i}]", token_id, 0, target.vocab_size - 1)
@@ -95,7 +101,7 @@ def make_plan(
             )
             limits = Limits(max_tokens, request.min_tokens or 0, stops, tuple(request.stop or ()))
             choices.append(Choice(options, limits))
-    return Plan(prompts, choices, seed)
+    return Plan(prompts, choices, seed, target.max_batch)
 
 
 def _max_tokens(request: ChatRequest | CompletionRequest, prompt: list[int], target: Target) -> int:

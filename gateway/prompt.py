@@ -7,11 +7,14 @@ from typing import Any, cast
 
 from draftwood.errors import ContextLengthError, InvalidRequestError
 from gateway.chat_template import ChatTemplate
-from gateway.schemas import ChatRequest, CompletionRequest, show
+from gateway.refusal import show
+from gateway.schemas import ChatRequest, CompletionRequest, Message
 from gateway.tokenizer import Tokenizer
 from gateway.verify_client import Target
 
 LONG_TEXT = 16_384  # characters from which on encoding leaves the event loop
+MESSAGE_COST = 64  # what a message costs beside its text, in characters
+MAX_DEPTH = 32  # of chat_template_kwargs
 MAX_PROMPTS = 128
 
 
@@ -19,10 +22,6 @@ async def encode_chat(request: ChatRequest, template: ChatTemplate | None, token
     """Ids of a conversation. The start token is the template's business; the tokenizer adds none."""
     if template is None:
         raise InvalidRequestError("the model has no chat template; use /v1/completions", field="messages")
-    messages: list[dict[str, Any]] = []
-    for message in request.messages:
-        entry = message.model_dump(exclude_none=True)
-        messages.append(entry | {"role": "system" if message.role == "developer" else message.role})
     options = dict(request.chat_template_kwargs or {})
     if request.add_generation_prompt is not None:
         options["add_generation_prompt"] = request.add_generation_prompt
@@ -32,12 +31,36 @@ async def encode_chat(request: ChatRequest, template: ChatTemplate | None, token
             raise InvalidRequestError(f"{name} is {show(options[reserved])}; it cannot be set", field=name)
 
     def encode() -> list[int]:
+        _check_depth(options)
+        messages = [_template_message(message) for message in request.messages]
         text, mark = template.render(messages, options, continue_final=bool(request.continue_final_message))
         return tokenizer.encode_marked(text, mark)
 
-    if sum(len(message.content) for message in request.messages) > LONG_TEXT:
+    cost = sum(len(message.content) + len(message.name or "") + MESSAGE_COST for message in request.messages)
+    if cost > LONG_TEXT or request.chat_template_kwargs:  # the latter are of any size
         return await asyncio.to_thread(encode)
     return encode()
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    entry = message.model_dump(exclude_none=True)
+    return entry | {"role": "system" if message.role == "developer" else message.role}
+
+
+def _check_depth(options: dict[str, Any]) -> None:
+    """Templates and what prepares values for them recurse; what is nested deeper than any use is refused before."""
+    level: list[Any] = [options]
+    for _ in range(MAX_DEPTH):
+        entries: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                entries += cast("dict[str, Any]", value).values()
+            elif isinstance(value, list):
+                entries += cast("list[Any]", value)
+        level = entries
+    if level:
+        field = "chat_template_kwargs"
+        raise InvalidRequestError(f"{field} is nested deeper than {MAX_DEPTH} levels", field=field)
 
 
 async def encode_prompts(request: CompletionRequest, tokenizer: Tokenizer, target: Target) -> list[list[int]]:
@@ -81,6 +104,7 @@ async def _encode_text(text: str, name: str, request: CompletionRequest, tokeniz
 def _checked_ids(ids: list[Any], name: str, target: Target) -> list[int]:
     if not ids:
         raise InvalidRequestError(f"{name} is []; a prompt needs at least one token", field=name)
+    room(ids, name, target)  # first, so that the ids looked at are few
     for i, token_id in enumerate(ids):
         if type(token_id) is not int:
             raise InvalidRequestError(f"{name}[{i}] is {show(token_id)}, not a token id", field=f"{name}[{i}]")
@@ -91,7 +115,7 @@ def _checked_ids(ids: list[Any], name: str, target: Target) -> list[int]:
     return cast("list[int]", ids)
 
 
-def room(prompt: list[int], name: str, target: Target) -> int:
+def room(prompt: list[Any], name: str, target: Target) -> int:
     """Tokens that fit behind a prompt; at least one, else ContextLengthError."""
     left = target.max_context - len(prompt)
     if left < 1:

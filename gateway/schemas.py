@@ -1,7 +1,8 @@
 """Requests of the OpenAI API, with the extensions that engines share and Draftwood's own.
 
-Unknown fields are ignored, as clients of other servers send them. Fields that we know and do not serve are refused,
-because an answer without them would not be what was asked for. Numeric ranges are checked where the values are used.
+Unknown fields are ignored, as clients of other servers send them, with a warning in the log. Fields that we know and
+do not serve are refused, because an answer without them would not be what was asked for. Numeric ranges are checked
+where the values are used.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from draftwood.errors import InvalidRequestError
+from gateway.refusal import MAX_SHOWN, check_count, check_range, neutral, refuse, show, warn_of_unknown
 
 MAX_STOP_STRINGS = 16
 MAX_CHOICES_PER_PROMPT = 8
 MAX_LOG_PROBS = 20
-MAX_SHOWN = 80  # characters of a wrong value that an error repeats
+MAX_MESSAGES = 4096
+
+# Fields of other servers that do not change an answer, or only who pays for it and when it comes.
+HARMLESS = frozenset(
+    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+) | {"request_id", "priority", "cache_salt"}
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-
-
-def _neutral(*values: Any) -> tuple[Any, ...]:
-    """Values of a field that ask for nothing."""
-    return (None, False, *values)
 
 
 class Schema(BaseModel):
@@ -49,7 +51,7 @@ class Message(Schema):
     @model_validator(mode="before")
     @classmethod
     def _refuse_tool_calls(cls, data: Any) -> Any:
-        return _refuse(data, {"tool_calls": _neutral([]), "function_call": _neutral()})
+        return refuse(data, {"tool_calls": neutral([]), "function_call": neutral()})
 
     @field_validator("content", mode="before")
     @classmethod
@@ -71,11 +73,17 @@ class GenerationRequest(Schema):
     """What chats and completions have in common."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "response_format": _neutral({"type": "text"}),
-        **dict.fromkeys(("structured_outputs", "json_schema", "grammar", "regex", "ebnf", "stop_regex"), _neutral()),
-        **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _neutral()),
-        "prompt_logprobs": _neutral(),
-        "use_beam_search": _neutral(),
+        "response_format": neutral({"type": "text"}),
+        **dict.fromkeys(("structured_outputs", "json_schema", "grammar", "regex", "ebnf", "stop_regex"), neutral()),
+        **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), neutral()),
+        **dict.fromkeys(("prompt_logprobs", "use_beam_search", "allowed_token_ids"), neutral()),
+        **dict.fromkeys(("include_stop_str_in_output", "return_token_ids", "return_tokens_as_token_ids"), neutral()),
+        **dict.fromkeys(("truncate_prompt_tokens", "prompt_embeds", "thinking_token_budget"), neutral()),
+        **dict.fromkeys(("bad_words", "logits_processors"), neutral([])),
+        **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (None, True)),
+        **dict.fromkeys(("length_penalty", "typical_p", "tfs"), (None, 1)),
+        **dict.fromkeys(("top_a", "mirostat", "mirostat_mode", "xtc_probability", "dry_multiplier"), (None, 0)),
+        **dict.fromkeys(("no_repeat_ngram_size", "dynatemp_range", "smoothing_factor"), (None, 0)),
     }
 
     model: str | None = None
@@ -104,11 +112,12 @@ class GenerationRequest(Schema):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:
-        return _refuse(data, cls.unsupported)
+        return refuse(data, cls.unsupported)
 
     @field_validator("stop", mode="before")
     @classmethod
     def _stop_as_list(cls, value: Any) -> Any:
+        check_count("stop", value, MAX_STOP_STRINGS)
         return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
@@ -117,10 +126,6 @@ class GenerationRequest(Schema):
         check_range("max_tokens", self.max_tokens, 1, None)
         check_range("min_tokens", self.min_tokens, 0, None)
         check_range("seed", self.seed, -(2**63), 2**64 - 1)
-        if len(self.stop or ()) > MAX_STOP_STRINGS:
-            raise InvalidRequestError(
-                f"stop has {len(self.stop or ())} strings, more than {MAX_STOP_STRINGS}", field="stop"
-            )
         if "" in (self.stop or ()):
             raise InvalidRequestError(f"stop is {show(self.stop)}; a stop string cannot be empty", field="stop")
         if self.stream_options is not None and not self.stream:
@@ -137,16 +142,18 @@ class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = GenerationRequest.unsupported | {
-        "tools": _neutral([]),
-        "tool_choice": _neutral("none", "auto"),
-        "functions": _neutral([]),
-        "function_call": _neutral("none", "auto"),
-        "modalities": _neutral(["text"]),
-        "audio": _neutral(),
-        "prediction": _neutral(),
-        "web_search_options": _neutral(),
-        "chat_template": _neutral(),
-        "echo": _neutral(),
+        "tools": neutral([]),
+        "tool_choice": neutral("none", "auto"),
+        "functions": neutral([]),
+        "function_call": neutral("none", "auto"),
+        "modalities": neutral(["text"]),
+        "audio": neutral(),
+        "prediction": neutral(),
+        "web_search_options": neutral(),
+        "chat_template": neutral(),
+        "echo": neutral(),
+        "add_special_tokens": neutral(),
+        "documents": neutral([]),
     }
 
     messages: list[Message]
@@ -157,6 +164,12 @@ class ChatRequest(GenerationRequest):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _limit_messages(cls, value: Any) -> Any:
+        check_count("messages", value, MAX_MESSAGES)
+        return value
+
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
         if not self.messages:
@@ -165,7 +178,7 @@ class ChatRequest(GenerationRequest):
         both = self.max_tokens, self.max_completion_tokens
         if None not in both and both[0] != both[1]:
             raise InvalidRequestError(
-                f"max_completion_tokens is {both[1]} and max_tokens is {both[0]}; give one of them",
+                f"max_completion_tokens is {show(both[1])} and max_tokens is {show(both[0])}; give one of them",
                 field="max_completion_tokens",
             )
         check_range("top_logprobs", self.top_logprobs, 0, MAX_LOG_PROBS)
@@ -184,7 +197,7 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions. `prompt` is checked where it is encoded: its four forms need the vocabulary."""
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = GenerationRequest.unsupported | {"suffix": _neutral("")}
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = GenerationRequest.unsupported | {"suffix": neutral("")}
 
     prompt: Any
     echo: bool | None = None
@@ -196,7 +209,7 @@ class CompletionRequest(GenerationRequest):
     def _check_completion(self) -> Self:
         check_range("logprobs", self.logprobs, 0, MAX_LOG_PROBS)
         if self.best_of not in (None, self.n or 1):
-            raise InvalidRequestError(f"best_of is {self.best_of}; it is served only equal to n", field="best_of")
+            raise InvalidRequestError(f"best_of is {show(self.best_of)}; it is served only equal to n", field="best_of")
         if self.echo and self.logprobs is not None:
             raise InvalidRequestError("echo is not served together with logprobs", field="echo")
         return self
@@ -207,48 +220,27 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs
 
 
-SchemaT = TypeVar("SchemaT", bound=Schema)
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
 
-def parse(schema: type[SchemaT], body: Mapping[str, Any]) -> SchemaT:
+def parse(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
     """The request, or InvalidRequestError naming the first field at fault and its value."""
     try:
-        return schema.model_validate(dict(body))
+        request = schema.model_validate(dict(body))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = _path(first["loc"])
         if first["type"] == "missing":
             raise InvalidRequestError(f"{path} is missing", field=path) from None
-        text = first["msg"].removeprefix("Value error, ")
-        raise InvalidRequestError(f"{path} is {show(first['input'])}: {text}", field=path) from None
-
-
-def check_range(name: str, value: int | None, low: int, high: int | None) -> None:
-    """Raises InvalidRequestError unless the value is absent or in range."""
-    if value is None or (low <= value and (high is None or value <= high)):
-        return
-    limits = f"at least {low}" if high is None else f"in [{low}, {high}]"
-    raise InvalidRequestError(f"{name} is {show(value)}, not {limits}", field=name)
-
-
-def show(value: Any) -> str:
-    """A value for an error message, shortened."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+        if first["type"] == "value_error":  # our own, which shows the value as far as it is wrong
+            raise InvalidRequestError(f"{path}: {first['msg'].removeprefix('Value error, ')}", field=path) from None
+        raise InvalidRequestError(f"{path} is {show(first['input'])}: {first['msg']}", field=path) from None
+    warn_of_unknown(body.keys() - schema.model_fields.keys() - schema.unsupported.keys() - HARMLESS)
+    return request
 
 
 def _path(parts: tuple[int | str, ...]) -> str:
     path = ""
     for part in parts:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path or "body"
-
-
-def _refuse(data: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> Any:
-    """Passes the data on unless it asks for something that is not served."""
-    if isinstance(data, dict):
-        for name, neutral in unsupported.items():
-            value: Any = cast("dict[str, Any]", data).get(name)
-            if value not in neutral:
-                raise InvalidRequestError(f"{name} is {show(value)}; this server does not serve it", field=name)
-    return cast("Any", data)
+    return path[: MAX_SHOWN + 1] or "body"  # parts may be keys of any length that a client chose

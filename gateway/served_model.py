@@ -16,6 +16,7 @@ from draftwood.config import GatewayConfig
 from draftwood.errors import ConfigError, ModelMismatchError, ModelNotFoundError
 from gateway.chat_template import ChatTemplate, read_source
 from gateway.plan import SamplingDefaults
+from gateway.refusal import show
 from gateway.tokenizer import Tokenizer
 from gateway.verify_client import Target
 
@@ -57,7 +58,9 @@ class ServedModel:
     def check_name(self, name: str | None) -> None:
         """Raises ModelNotFoundError unless the request is for this model; no name means this one."""
         if name is not None and name != self.name:
-            raise ModelNotFoundError(f"The model {name!r} does not exist; this server has {self.name!r}", field="model")
+            raise ModelNotFoundError(
+                f"The model {show(name)} does not exist; this server has {show(self.name)}", field="model"
+            )
 
     def check_target(self, target: Target) -> None:
         """Raises ModelMismatchError if the verify service reads token ids differently."""

@@ -76,7 +76,11 @@ def usage(prompt_lengths: Sequence[int], outcomes: Sequence[Outcome]) -> dict[st
 
 
 def draftwood_object(seed: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Our extension of the response: times are sums over the choices, in milliseconds; null is not known."""
+    """Our extension of the response: times are sums over the choices, in milliseconds.
+
+    After a stop string `fallback_steps`, the entries of `stage_ms`, `transport_p50_ms`, `queue_ms`, `prefill_ms` and
+    `decode_ms` are null: the gateway ends the call there, before the verify service has said what it cost.
+    """
     stats = [outcome.stats for outcome in outcomes]
     num_steps = sum(entry.num_steps for entry in stats)
     num_step_tokens = sum(outcome.num_step_tokens for outcome in outcomes)

@@ -45,6 +45,7 @@ class Target:
     version: str
     drafter_status: str
     draft_model_id: str
+    max_batch: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,7 @@ def _target(reply: verify_pb2.GetTargetModelResponse) -> Target:
         version=reply.version,
         drafter_status=reply.drafter_status,
         draft_model_id=reply.draft_model_id,
+        max_batch=max(1, reply.max_batch),
     )
 
 

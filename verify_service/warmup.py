@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import numpy as np
 import torch
@@ -20,20 +19,25 @@ log = logging.getLogger(__name__)
 @torch.inference_mode()
 def warm_up(service: Service, *, compile_steps: bool) -> None:
     """Passes of one and of several sequences, of lone roots and of trees, on scratch slots."""
-    started = time.perf_counter()
     decoder, scheduler = service.engine.decoder, service.engine.scheduler
     if compile_steps:
-        log.info("compiling steps: a minute or two on the first start, seconds from the cache later")
+        log.info(
+            "compiling steps: three to five minutes on two cores at the first start, half a minute to a minute from "
+            "the cache in ~/.cache/draftwood later"
+        )
     decoder.model.is_warming = True
-    for b in (1, 2) if scheduler.max_batch > 1 else (1,):
-        for nodes in (1, service.defaults.tree_budget + 1):
-            _pass(decoder, b, nodes, scheduler.pages.page_size)
-            log.info(
-                "warm for %s of %d nodes after %.1f s",
-                "one" if b == 1 else "several",
-                nodes,
-                time.perf_counter() - started,
-            )
+    sizes = (1, 2) if scheduler.max_batch > 1 else (1,)
+    passes = [(b, nodes) for b in sizes for nodes in (1, service.defaults.tree_budget + 1)]
+    for number, (b, nodes) in enumerate(passes, start=1):
+        log.info(
+            "%s %d of %d: %s, %s",
+            "compiling" if compile_steps else "warming up",
+            number,
+            len(passes),
+            "one request" if b == 1 else "several requests",
+            "a lone token" if nodes == 1 else f"a tree of {nodes} nodes",
+        )
+        _pass(decoder, b, nodes, scheduler.pages.page_size)
     decoder.model.is_warming = False
     decoder.committer.reset(0)
 

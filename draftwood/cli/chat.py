@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from draftwood.cli.console import err, out
 from draftwood.cli.launch import private_config, private_settings, private_stack, run_stoppable
 from draftwood.cli.rest import Answer, Figures, Question, RestClient
-from draftwood.config import ALGORITHMS, GatewayConfig
+from draftwood.config import ALGORITHMS, GatewayConfig, flag
 from draftwood.errors import UnavailableError
 
 DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}/v1"
 _OWN = ("target", "draft", "dtype", "device", "threads", "draft_threads", "compile")
 
 
+def _not_empty(_context: click.Context, argument: click.Parameter, value: str) -> str:
+    if not value.strip():
+        raise click.BadParameter("the question is empty", param=argument)
+    return value
+
+
 @click.command()
-@click.argument("question")
+@click.argument("question", callback=_not_empty)
 @click.option(
     "--url",
     help=f"Address of the API. Without it, {DEFAULT_URL}, or services of this command's own where nothing answers.",
@@ -25,7 +33,7 @@ _OWN = ("target", "draft", "dtype", "device", "threads", "draft_threads", "compi
 @click.option("--system", help="System message.")
 @click.option("--temperature", type=float, help="0 is greedy; above, tokens are drawn.")
 @click.option("--seed", type=int, help="Seed of the draws: the same seed gives the same text, whatever is drafted.")
-@click.option("--max-tokens", type=int, help="Longest answer in tokens.")
+@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest answer in tokens.")
 @click.option("--algorithm", type=click.Choice(ALGORITHMS), help="How candidates are proposed for this question.")
 @click.option("--tree-budget", type=int, help="Nodes of a tree without the root, for this question.")
 @private_settings(compile=False)
@@ -43,12 +51,14 @@ def chat(question: str, url: str | None, **values: Any) -> None:
       draftwood chat --url http://10.0.0.8:8000/v1 --algorithm none "Why is sleep important?"
     """
     stack_values = {name: values.pop(name) for name in _OWN}
-    run_stoppable(_chat(Question(text=question, **values), url, stack_values))
+    source = click.get_current_context().get_parameter_source
+    ignored = [flag(name) for name in _OWN if source(name) is ParameterSource.COMMANDLINE]
+    run_stoppable(_chat(Question(text=question, **values), url, stack_values, ignored))
 
 
-async def _chat(question: Question, url: str | None, stack_values: dict[str, Any]) -> None:
+async def _chat(question: Question, url: str | None, stack_values: dict[str, Any], ignored: Sequence[str]) -> None:
     try:
-        await ask(url or DEFAULT_URL, question)
+        await ask(url or DEFAULT_URL, question, ignored)
         return
     except UnavailableError:
         if url is not None:
@@ -61,10 +71,15 @@ async def _chat(question: Question, url: str | None, stack_values: dict[str, Any
         await ask(stack.url, question)
 
 
-async def ask(url: str, question: Question) -> Answer:
-    """Streams the answer to standard output and its figures to standard error."""
+async def ask(url: str, question: Question, ignored: Sequence[str] = ()) -> Answer:
+    """Streams the answer to standard output and its figures to standard error; names options that a running gateway
+    has no use for."""
     async with RestClient(url) as client:
         model = await client.model()
+        if ignored:
+            err.print(
+                f"warning: {', '.join(ignored)} ignored: a gateway answers at {url}", markup=False, soft_wrap=True
+            )
         answer = await stream_to_console(client, question, model)
     err.print(summary(answer.figures), style="dim", markup=False)
     return answer

@@ -73,9 +73,25 @@ async def _http_problem(address: str, timeout_s: float) -> str | None:
             response = await client.get(url)
     except httpx.TimeoutException:
         return f"no answer within {timeout_s:g} s"
+    except httpx.ConnectError as error:
+        if "connection attempts failed" in str(error):
+            return _nothing(httpx.URL(url).netloc.decode())
+        return str(error)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return str(error) or type(error).__name__
     return None if response.status_code == 200 else f"{url} answers {response.status_code}"
+
+
+def _explain(address: str, details: str) -> str:
+    """gRPC's words for the two usual mistakes are about its inside."""
+    if "Connection refused" in details:
+        return _nothing(address)
+    is_http = "http1.x server" in details or "Failed parsing HTTP/2" in details
+    return f"this is no gRPC service; for a gateway say http://{address}" if is_http else details
+
+
+def _nothing(address: str) -> str:
+    return f"nothing listens at {address} (is it still starting?)"
 
 
 async def _grpc_problem(address: str, service: str, timeout_s: float) -> str | None:
@@ -91,6 +107,8 @@ async def _grpc_problem(address: str, service: str, timeout_s: float) -> str | N
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"no answer within {timeout_s:g} s"
-            return f"no such service: {service}" if error.code() == grpc.StatusCode.NOT_FOUND else error.details()
+            if error.code() == grpc.StatusCode.NOT_FOUND:
+                return f"no such service: {service}"
+            return _explain(address, error.details() or error.code().name)
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
     return None if status == "SERVING" else status

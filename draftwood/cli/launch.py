@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import click
+from rich.markup import escape
 
 from draftwood.cli.console import err
 from draftwood.cli.options import build, settings
@@ -74,13 +75,22 @@ def run_stoppable(work: Coroutine[Any, Any, Value]) -> Value:
 
 @asynccontextmanager
 async def private_stack(config: StackConfig) -> AsyncGenerator[Stack]:
-    """A running stack for one command, stopped afterwards; a spinner shows what is being waited for."""
+    """A running stack for one command, stopped afterwards; a spinner, or without a terminal a line each, shows what is
+    being waited for."""
     with err.status("Starting the services…") as status:
 
         def notify(name: str, text: str) -> None:
-            status.update(f"Starting the services… {name}: {text}")
+            if err.is_terminal:
+                status.update(f"Starting the services… {name}: {escape(text)}")
+            else:
+                err.print(f"{name}: {text}", markup=False, soft_wrap=True)
 
-        async with Stack(config, notify=notify) as stack:
+        def on_line(name: str, line: str) -> None:
+            _, found, what = line.partition("compiling ")  # the wait that nobody expects
+            if found:
+                notify(name, found + what)
+
+        async with Stack(config, notify=notify, on_line=on_line) as stack:
             await stack.start()
             status.stop()
             yield stack

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+from collections.abc import Iterable
 
 from draftwood.config import flag
 from draftwood.errors import ConfigError
@@ -14,16 +16,20 @@ def free_port(host: str) -> int:
         return listener.getsockname()[1]
 
 
-def check_free(host: str, port: int, setting: str) -> None:
-    """Raises ConfigError naming the setting where the port cannot be listened on."""
-    try:
-        _bound(host, port).close()
-    except OSError as error:
-        raise ConfigError(
-            f"{flag(setting)} {port}: {host}:{port} cannot be listened on ({error.strerror or error}). "
-            f"Stop what uses it or give another port; 0 picks a free one.",
-            field=setting,
-        ) from error
+def check_free(wanted: Iterable[tuple[str, int, str]]) -> None:
+    """Takes hosts, ports and settings. Raises ConfigError naming all whose port cannot be listened on."""
+    busy: list[str] = []
+    field, hint = "", ""
+    for host, port, setting in wanted:
+        try:
+            _bound(host, port).close()
+        except OSError as error:
+            busy.append(f"{flag(setting)} {port}: {host}:{port} cannot be listened on ({error.strerror or error})")
+            field = field or setting
+            if error.errno == errno.EADDRINUSE:
+                hint = "Is another `draftwood up` running? Stop what uses them or give other ports; 0 picks a free one."
+    if busy:
+        raise ConfigError(f"{'; '.join(busy)}. {hint}".rstrip(), field=field)
 
 
 def _bound(host: str, port: int) -> socket.socket:

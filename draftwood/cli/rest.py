@@ -74,10 +74,10 @@ class Answer:
 
 
 class RestClient:
-    """A gateway's REST API below `url`, which ends in /v1. An async context manager."""
+    """A gateway's REST API at `url`, with or without the /v1 at its end. An async context manager."""
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
+        self._url = url.rstrip("/").removesuffix("/v1") + "/v1"
         # Proxies of the environment are for the outside world.
         self._http = httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False)
 

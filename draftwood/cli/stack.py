@@ -33,25 +33,24 @@ class StackConfig:
     start_timeout_s: float = 1800.0  # the first start compiles, and a large model takes minutes to load
 
     def with_ports(self) -> StackConfig:
-        """A copy whose ports are all picked and whose services know each other. Raises ConfigError for a taken port."""
-        draft = None if self.draft is None else replace(self.draft, port=_pick(self.draft, "draft_port"))
+        """A copy whose ports are all picked and whose services know each other. Raises ConfigError for taken ports."""
+        wanted = {"draft_port": self.draft, "verify_port": self.verify, "port": self.gateway}
+        check_free((config.host, config.port, name) for name, config in wanted.items() if config is not None)
+        draft = None if self.draft is None else replace(self.draft, port=_pick(self.draft))
         verify = replace(
             self.verify,
-            port=_pick(self.verify, "verify_port"),
+            port=_pick(self.verify),
             drafter=NO_DRAFTER if draft is None else join(draft.host, draft.port),
             draft=self.verify.draft if draft is not None else NO_DRAFTER,
         )
         gateway = self.gateway
         if gateway is not None:
-            gateway = replace(gateway, port=_pick(gateway, "port"), verify=join(verify.host, verify.port))
+            gateway = replace(gateway, port=_pick(gateway), verify=join(verify.host, verify.port))
         return replace(self, draft=draft, verify=verify, gateway=gateway)
 
 
-def _pick(config: DraftConfig | VerifyConfig | GatewayConfig, setting: str) -> int:
-    if config.port == 0:
-        return free_port(config.host)
-    check_free(config.host, config.port, setting)
-    return config.port
+def _pick(config: DraftConfig | VerifyConfig | GatewayConfig) -> int:
+    return config.port or free_port(config.host)
 
 
 class Stack:
@@ -87,6 +86,11 @@ class Stack:
             for name, config in configs.items()
             if config is not None
         }
+
+    @property
+    def names(self) -> list[str]:
+        """Its services, in the order in which they are started."""
+        return list(self._services)
 
     @property
     def verify_address(self) -> str:

@@ -19,6 +19,8 @@ from draftwood.cli.stack import NO_DRAFTER, Stack, StackConfig
 from draftwood.config import DraftConfig, GatewayConfig, ModelConfig, VerifyConfig
 from draftwood.errors import UnavailableError
 
+_DEATH_IS_NOTICED_S = 2.0
+
 _OWN = MODEL_FIELDS | {"host", "port", "drafter", "verify", "target"}
 
 
@@ -70,6 +72,7 @@ async def run(config: StackConfig) -> int:
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err, transient=True
     )
     stack = Stack(config, on_line=_echo, notify=_Announcer(progress))
+    err.print(f"starting {', '.join(stack.names)}", markup=False)
     work = asyncio.create_task(_serve(stack, progress))
     interrupted = _stop_on_signals(stack, work)
     try:
@@ -77,7 +80,7 @@ async def run(config: StackConfig) -> int:
     except asyncio.CancelledError:
         failure = None
     except UnavailableError as error:
-        failure = error
+        failure = await _death_behind(error, stack)
     finally:
         progress.stop()
         if interrupted.is_set():
@@ -97,6 +100,14 @@ async def _serve(stack: Stack, progress: Progress) -> ServiceDiedError:
     if stack.config.gateway is not None:
         out.print(_example(stack.url), markup=False, soft_wrap=True)
     return await stack.supervise()
+
+
+async def _death_behind(error: UnavailableError, stack: Stack) -> UnavailableError | ServiceDiedError:
+    """A service that dies is seen to be unreachable first; its last words say more."""
+    try:
+        return await asyncio.wait_for(stack.supervise(), _DEATH_IS_NOTICED_S)
+    except TimeoutError:
+        return error
 
 
 def _stop_on_signals(stack: Stack, work: asyncio.Task[ServiceDiedError]) -> asyncio.Event:
@@ -139,7 +150,8 @@ def _echo(name: str, line: str) -> None:
 
 def _example(url: str) -> str:
     """What to try first."""
-    body = '{"messages": [{"role": "user", "content": "Why is sleep important?"}], "stream": true}'
+    rest = '"max_tokens": 64, "temperature": 0, "stream": true'
+    body = f'{{"messages": [{{"role": "user", "content": "Why is sleep important?"}}], {rest}}}'
     return (
         f"\nTry:  curl -N {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'\n"
         f'or:   draftwood chat --url {url} "Why is sleep important?"\n'

@@ -24,6 +24,8 @@ def stop(*_):
 
 behaviour = os.environ.get(f"FAKE_{name.upper()}", "")
 signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else stop)
+if behaviour == "silent":
+    print("2026-01-01 INFO compiling 1 of 4: one request, a lone token", file=sys.stderr, flush=True)
 note(f"started {os.getpid()} {' '.join(sys.argv[1:])}")
 if behaviour == "refuse":
     print("error: --draft tiny: hidden size 64 differs from the target's 384", file=sys.stderr)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -60,6 +62,22 @@ async def test_nobody_there() -> None:
     url = f"http://127.0.0.1:{free_port('127.0.0.1')}/v1"
     with pytest.raises(UnavailableError, match="no gateway answers"):
         await ask(url, Question(text="x"))
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1/"])
+async def test_the_path_may_be_left_out(console: Console, suffix: str) -> None:
+    async with fake_gateway() as (url, bodies):
+        await ask(url.removesuffix("/v1") + suffix, Question(text="Why?"))
+    assert len(bodies) == 1
+
+
+async def test_options_for_services_of_its_own_are_ignored_aloud(capfd: pytest.CaptureFixture[str]) -> None:
+    async with fake_gateway() as (url, bodies):
+        command = [sys.executable, "-m", "draftwood.cli", "chat", "Why?", "--url", url, "--dtype", "float32"]
+        process = await asyncio.create_subprocess_exec(*command)
+        assert await process.wait() == 0
+    assert f"warning: --dtype ignored: a gateway answers at {url}\n" in capfd.readouterr().err
+    assert bodies[0]["max_completion_tokens"] == 256
 
 
 async def test_a_refusal_is_passed_on() -> None:

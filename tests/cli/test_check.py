@@ -41,8 +41,9 @@ async def test_a_grpc_service(server: tuple[str, health.aio.HealthServicer]) -> 
 
 async def test_nothing_there() -> None:
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
-    assert "refused" in (await problem(address, "", 5.0) or "")
-    assert await problem(f"http://{address}", "", 5.0) is not None
+    expected = f"nothing listens at {address} (is it still starting?)"
+    assert await problem(address, "", 5.0) == expected
+    assert await problem(f"http://{address}", "", 5.0) == expected
 
 
 async def test_no_answer() -> None:
@@ -52,6 +53,18 @@ async def test_no_answer() -> None:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         assert await problem(f"http://{address}", "", 0.3) == "no answer within 0.3 s"
         assert await problem(address, "", 0.3) is not None
+
+
+async def test_a_gateway_asked_as_a_grpc_service() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await problem(address, "", 5.0) == f"this is no gRPC service; for a gateway say http://{address}"
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/", "/health"])

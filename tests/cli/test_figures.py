@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,8 +120,8 @@ def test_configurations() -> None:
     assert [c.name for c in (NONE, TREE)] == ["none", "ddtree 15"]
 
 
-@pytest.mark.parametrize(("rounds", "num_prompts", "expected"), [(5, 24, 5), (5, 4, 5), (5, 3, 7), (1, 1, 20)])
-def test_few_prompts_are_repeated_more_often(rounds: int, num_prompts: int, expected: int) -> None:
+@pytest.mark.parametrize(("rounds", "num_prompts", "expected"), [(None, 24, 5), (None, 3, 7), (None, 1, 20), (1, 1, 1)])
+def test_few_prompts_are_repeated_more_often_unless_told(rounds: int | None, num_prompts: int, expected: int) -> None:
     assert enough_rounds(rounds, num_prompts) == expected
 
 
@@ -187,6 +188,7 @@ def test_reports_for_people(result: Result, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(stage_table(result.rows).columns) == 8
     words = caption(result)
     assert "4 MiB together (draft 1, verify 3)" in words
+    assert "Peak memory 3 MiB (verify 3)" in caption(replace(result, peak_memory={"verify": 3 << 20}))
     assert "greedy" in words
     assert "answers of 51 tokens" in words
 

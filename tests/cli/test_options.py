@@ -57,6 +57,8 @@ def test_values_come_through_as_the_service_parses_them() -> None:
         (["bench", "sweep", "--budgets", "7,x"], "'7,x' is not a list of whole numbers"),
         (["bench", "decode", "--reference", "--concurrency", "2"], "error: --reference decodes one prompt at a time"),
         (["bench", "decode", "--top-p", "0"], "error: top_p is 0.0, not in (0.0, 1.0]"),
+        (["chat", "x", "--max-tokens", "0"], "Invalid value for '--max-tokens': 0 is not in the range x>=1"),
+        (["chat", " "], "the question is empty"),
         (["info", "--target", "./nowhere"], "error: --target ./nowhere: no such directory"),
     ],
 )

@@ -26,6 +26,8 @@ def test_a_signal_stops_the_services(fakes: FakeServices, number: signal.Signals
     _, errors = process.communicate(timeout=20)
     assert process.returncode == code, errors
     assert "Traceback" not in errors
+    assert "verify: starting\n" in errors, "without a terminal each wait is a line"
+    assert "gateway: compiling 1 of 4: one request, a lone token\n" in errors
     assert [note.split()[0] for note in fakes.notes() if note.endswith("stopped")] == [
         "gateway",
         "verify_service",

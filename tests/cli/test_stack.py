@@ -143,6 +143,16 @@ def test_a_taken_port_is_refused_by_name(setting: str) -> None:
     assert error.value.field == setting
 
 
+def test_all_taken_ports_are_named_together() -> None:
+    with socket.socket() as first, socket.socket() as second:
+        for listener in (first, second):
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+        ports = {"port": first.getsockname()[1], "verify_port": second.getsockname()[1], "draft_port": 0}
+        with pytest.raises(ConfigError, match=r"--verify-port .*; --port .*another `draftwood up` running\?"):
+            Stack(stack_config(EVERYTHING | ports))
+
+
 def test_drafter_threads_are_its_own() -> None:
     config = private_config(EVERYTHING | {"threads": 4, "draft_threads": 1})
     assert config.draft is not None

@@ -64,10 +64,11 @@ def test_a_signal_stops_everything_in_order(start: Start, fakes: FakeServices, n
     lines = read_until(process.stdout, READY)
     assert [line.split(" ready on ")[0] for line in lines if " ready on " in line][-1] == "gateway"
     assert sum(" ready on " in line for line in lines) == 3
-    assert any("curl -N http://127.0.0.1:" in line for line in lines)
+    assert any("curl -N http://127.0.0.1:" in line and '"max_tokens": 64' in line for line in lines)
     process.send_signal(number)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 0, errors
+    assert errors.startswith("starting draft, verify, gateway\n")
     assert [note.split()[0] for note in fakes.notes() if note.endswith("stopped")] == [
         "gateway",
         "verify_service",

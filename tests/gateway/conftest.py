@@ -71,7 +71,7 @@ async def shared_stand(model: ServedModel) -> AsyncIterator[Stand]:
     """Servers take a fifth of a second to stop, so that tests share one pair."""
     fake = FakeVerify()
     async with serve(fake) as port:
-        config = GatewayConfig(port=0, verify=f"127.0.0.1:{port}", max_body_bytes=100_000)
+        config = GatewayConfig(port=0, verify=f"127.0.0.1:{port}", max_body_bytes=1_000_000)
         async with stand_for(config, model, fake) as stand:
             yield stand
 

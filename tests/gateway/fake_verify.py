@@ -19,6 +19,7 @@ from draftwood.v1 import verify_pb2, verify_pb2_grpc
 EOS = 2
 VOCAB_SIZE = 8192
 MAX_CONTEXT = 2048
+MAX_BATCH = 8
 NODES_PER_STEP = 7
 
 
@@ -51,6 +52,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
         self.script = Script()
         self.tokenizer_hash = ""
         self.requests: list[verify_pb2.GenerateRequest] = []
+        self.most_running = 0
         self.began = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.released = asyncio.Event()
@@ -68,7 +70,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
             incarnation=1,
             version="0.0.test",
             max_tree_budget=63,
-            max_batch=8,
+            max_batch=MAX_BATCH,
             drafter_status="ready",
             draft_model_id="sprout-DFlash-b16",
         )
@@ -82,6 +84,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
         """Writes rather than yields: a generator would not see a cancellation that comes while a message is sent."""
         self.requests.append(request)
         self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
         self.idle.clear()
         self.began.set()
         try:

@@ -58,21 +58,21 @@ async def test_forms_of_a_prompt(stand: Stand, prompt: list[int], expected: list
 @pytest.mark.parametrize(
     ("prompt", "field", "shown"),
     [
-        ("", "prompt", "''"),
+        ("", "prompt", '""'),
         ([], "prompt", "[]"),
-        ([""], "prompt[0]", "''"),
+        ([""], "prompt[0]", '""'),
         ([[]], "prompt[0]", "[]"),
         (["a", 5], "prompt[1]", "5"),
         ([-1], "prompt[0]", "-1"),
         ([1, VOCAB_SIZE], "prompt[1]", str(VOCAB_SIZE)),
         ([[1], [2, -1]], "prompt[1][1]", "-1"),
-        ([1, "a"], "prompt[1]", "'a'"),
-        ([True], "prompt[0]", "True"),
+        ([1, "a"], "prompt[1]", '"a"'),
+        ([True], "prompt[0]", "true"),
         ([1.5], "prompt[0]", "1.5"),
         ([10**30], "prompt[0]", str(10**30)),
         (5, "prompt", "5"),
-        (None, "prompt", "None"),
-        ({"a": 1}, "prompt", "{'a': 1}"),
+        (None, "prompt", "null"),
+        ({"a": 1}, "prompt", '{"a": 1}'),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

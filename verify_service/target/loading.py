@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from draftwood.errors import UnsupportedModelError
 from verify_service.target import attention
@@ -43,6 +44,7 @@ def load_target(
         raise UnsupportedModelError(
             f"rope_type {rope['rope_type']!r} is not supported", field="rope_parameters.rope_type"
         )
+    transformers_logging.disable_progress_bar()  # a service's log is no terminal
     loader = getattr(transformers, SUPPORTED.get(spec.model_type, "AutoModelForCausalLM"))
     model, report = loader.from_pretrained(
         directory,

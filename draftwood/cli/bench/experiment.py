@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from draftwood.cli.bench.client import Answer, Configuration, Target
 from draftwood.cli.bench.figures import Row, rows
-from draftwood.cli.bench.measure import Plan, enough_rounds, measure
+from draftwood.cli.bench.measure import DEFAULT_ROUNDS, MIN_REPETITIONS, Plan, enough_rounds, measure
 from draftwood.cli.bench.prompts import PromptSet, load
 from draftwood.cli.bench.reference import Reference, reference
 from draftwood.cli.bench.session import STACK_FIELDS, Session, open_session, session_options
@@ -65,10 +65,8 @@ def experiment_options(function: AnyFunction) -> AnyFunction:
         click.option(
             "--rounds",
             type=click.IntRange(1),
-            default=5,
-            show_default=True,
-            help="Rounds; in each, every configuration decodes all prompts once. With few prompts "
-            "there are more, so that each is decoded 20 times.",
+            help=f"Rounds; in each, every configuration decodes all prompts once. Without it {DEFAULT_ROUNDS}, or with "
+            f"few prompts as many as give {MIN_REPETITIONS} answers a configuration.",
         ),
         click.option("--limit", type=click.IntRange(1), help="Use only the first prompts."),
         click.option(
@@ -161,13 +159,14 @@ def _decoder(experiment: Experiment, session: Session, rival: Reference | None) 
 
 
 class _Progress:
-    """A bar with the configuration being measured."""
+    """A bar with the configuration being measured; without a terminal, a line a round."""
 
     def __init__(self, total: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=err, transient=True)
         self._task = self._progress.add_task("measuring", total=total)
         self._started = False
+        self._round = ""
 
     def __enter__(self) -> Callable[[str], None]:
         self._progress.start()
@@ -179,3 +178,7 @@ class _Progress:
     def _advance(self, what: str) -> None:
         self._progress.update(self._task, description=what, advance=1 if self._started else 0)
         self._started = True
+        number = what.partition(",")[0]
+        if not err.is_terminal and number != self._round:
+            err.print(number, markup=False)
+        self._round = number

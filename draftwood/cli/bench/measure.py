@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from draftwood.cli.bench.client import Answer, Configuration, Stats
 from draftwood.cli.bench.figures import Sample
 
+DEFAULT_ROUNDS = 5
 MIN_REPETITIONS = 20
 WARM_UP_PROMPTS = 2
 
@@ -26,9 +27,9 @@ class Plan:
     concurrency: int = 1
 
 
-def enough_rounds(rounds: int, num_prompts: int) -> int:
-    """At least `rounds`, and as many more as it takes for MIN_REPETITIONS answers a configuration."""
-    return max(rounds, -(-MIN_REPETITIONS // num_prompts))
+def enough_rounds(rounds: int | None, num_prompts: int) -> int:
+    """`rounds` where given; else DEFAULT_ROUNDS, or as many more as give MIN_REPETITIONS answers a configuration."""
+    return rounds or max(DEFAULT_ROUNDS, -(-MIN_REPETITIONS // num_prompts))
 
 
 async def measure(plan: Plan, decode: Decode, advance: Callable[[str], None]) -> dict[Configuration, list[Sample]]:

@@ -102,7 +102,8 @@ def caption(result: Result) -> str:
     sampling = experiment.sampling
     way = "greedy" if sampling.is_greedy else f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
     memory = ", ".join(f"{name} {peak / MIB:.0f}" for name, peak in result.peak_memory.items())
-    together = sum(peak for name, peak in result.peak_memory.items() if name != "transformers")
+    services = [peak for name, peak in result.peak_memory.items() if name != "transformers"]
+    total = f"{sum(services) / MIB:.0f} MiB{' together' if len(services) > 1 else ''}"
     time = "first token to last, without prefill" if experiment.concurrency == 1 else "wall time with prefill"
     return (
         f"{target.model_id} with {target.draft_model_id or 'no drafter'}, {target.dtype}, {machine.processor()}, "
@@ -110,7 +111,7 @@ def caption(result: Result) -> str:
         f"answers of {mean_length(result):.0f} tokens (limit {experiment.max_new}), {experiment.concurrency} at once; "
         f"medians of {experiment.rounds} interleaved rounds after warm-up, {CONFIDENCE:.0%} bootstrap intervals; "
         f"ratios within rounds; tokens/s: {time}. "
-        f"Peak memory {together / MIB:.0f} MiB together ({memory})."
+        f"Peak memory {total} ({memory})."
     )
 
 
