@@ -96,7 +96,7 @@ class Decoder:
         inputs = derive(rows, taps=self.model.spec.taps, scratch_slot=SCRATCH_SLOT)
         t1 = time.perf_counter()
         outputs = self.model.run(inputs, self.pools)
-        logits = self.model.logits(outputs.hidden)
+        logits = self.model.logits(outputs.hidden[:, : max(t.num_nodes for t in trees)])
         t2 = time.perf_counter()
         walks = [self._walk(s, t, logits[i]) for i, (s, t) in enumerate(zip(batch, trees, strict=True))]
         t3 = time.perf_counter()

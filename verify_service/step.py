@@ -40,9 +40,10 @@ class StepRow:
 
 
 def derive(rows: Sequence[StepRow], *, taps: int, scratch_slot: int, num_nodes: int | None = None) -> StepInputs:
-    """Builds the inputs of a pass; `num_nodes` pads N beyond the largest tree."""
+    """Builds the inputs of a pass; `num_nodes` pads N beyond the largest tree, and several lone roots are padded to two
+    nodes: the graph of several trees serves them, too (docs/decisions/0007)."""
     b = len(rows)
-    n = max(max(row.tree.num_nodes for row in rows), num_nodes or 0)
+    n = max(max(row.tree.num_nodes for row in rows), num_nodes or 0, 2 if b > 1 else 1)
     longest = max(row.base_length for row in rows)
     length = max(-(-longest // PREFIX_MULTIPLE), 1) * PREFIX_MULTIPLE
     input_ids = np.zeros((b, n), np.int64)

@@ -26,18 +26,18 @@ def warm_up(service: Service, *, compile_steps: bool) -> None:
             "the cache in ~/.cache/draftwood later"
         )
     decoder.model.is_warming = True
-    sizes = (1, 2) if scheduler.max_batch > 1 else (1,)
-    passes = [(b, nodes) for b in sizes for nodes in (1, service.defaults.tree_budget + 1)]
-    for number, (b, nodes) in enumerate(passes, start=1):
+    nodes = service.defaults.tree_budget + 1
+    passes = [(1, 1), (1, nodes), *([(2, nodes)] if scheduler.max_batch > 1 else [])]
+    for number, (b, n) in enumerate(passes, start=1):
         log.info(
             "%s %d of %d: %s, %s",
             "compiling" if compile_steps else "warming up",
             number,
             len(passes),
             "one request" if b == 1 else "several requests",
-            "a lone token" if nodes == 1 else f"a tree of {nodes} nodes",
+            "a lone token" if n == 1 else f"a tree of {n} nodes",
         )
-        _pass(decoder, b, nodes, scheduler.pages.page_size)
+        _pass(decoder, b, n, scheduler.pages.page_size)
     decoder.model.is_warming = False
     decoder.committer.reset(0)
 

@@ -51,7 +51,7 @@ def test_derive(parts: list[tuple[DraftTree, int]], num_nodes: int, taps: int) -
     order = np.random.default_rng(0).permutation(np.arange(1, 1000))
     rows = [StepRow(t, base, order[80 * i : 80 * i + base + 21], i + 3) for i, (t, base) in enumerate(parts)]
     inputs = derive(rows, taps=taps, scratch_slot=0, num_nodes=num_nodes)
-    n = max(num_nodes, *(row.tree.num_nodes for row in rows))
+    n = max(num_nodes, *(row.tree.num_nodes for row in rows), 2 if len(rows) > 1 else 1)
     assert inputs.input_ids.shape == inputs.positions.shape == (len(rows), n)
     assert inputs.state_slots.tolist() == [row.state_slot for row in rows]
     for b, row in enumerate(rows):
