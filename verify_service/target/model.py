@@ -6,15 +6,12 @@ their keyword arguments to the registered attention function and the replaced mi
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from draftwood.device import compiled
 from draftwood.layers import packed
 from verify_service.cache.pools import Pools
 from verify_service.step import StepInputs
@@ -22,6 +19,7 @@ from verify_service.target.attention import AttentionView
 from verify_service.target.fuse import fuse_layer, fused_norm
 from verify_service.target.gated_delta_net import RecurrentView
 from verify_service.target.spec import ATTENTION, GDN, NO_RECURRENCE, TargetSpec
+from verify_service.target.stretches import Stretches
 
 MAX_DEPTH_MARGIN = 512
 MAX_BUFFERS = 64
@@ -96,63 +94,6 @@ def _mark(tensor: Tensor, *sizes: int) -> None:
             mark(tensor, size)
 
 
-def _stretch_pass(
-    layers: Sequence[Any],
-    hidden: Tensor,
-    rope: tuple[Tensor, Tensor],
-    step: StepInputs,
-    extra: Sequence[dict[str, Any]],
-) -> list[Tensor]:
-    """The residual stream after each layer of a stretch."""
-    after: list[Tensor] = []
-    for layer, arguments in zip(layers, extra, strict=True):
-        hidden = layer(hidden, position_embeddings=rope, attention_mask=None, cache=None, step=step, **arguments)
-        after.append(hidden)
-    return after
-
-
-def _stretch_pass_of_its_own(name: str) -> Callable[..., list[Tensor]]:
-    """A copy of `_stretch_pass` with its own code object: compiled graphs are kept by code object, and with guards on
-    modules off two kinds of stretch must not share them."""
-    code = _stretch_pass.__code__.replace(co_name=f"_stretch_pass_{name}")
-    return types.FunctionType(code, _stretch_pass.__globals__, code.co_name)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Consecutive layers that run as one graph."""
-
-    first: int
-    layers: tuple[Any, ...]
-    run: Callable[..., list[Tensor]]
-
-
-class Stretches:
-    """Cuts the layers into stretches and compiles one graph for every kind of stretch."""
-
-    def __init__(
-        self, layers: Sequence[Any], kinds: Sequence[str], compilable: Sequence[bool], *, enabled: bool
-    ) -> None:
-        self.layers, self.kinds, self.compilable, self.enabled = layers, kinds, compilable, enabled
-        self._passes: dict[tuple[str, ...], Callable[..., list[Tensor]]] = {}
-
-    def cut(self, length: int) -> list[_Stretch]:
-        """Stretches of at most `length` layers; those that cannot be compiled stand alone."""
-        stretches: list[_Stretch] = []
-        first = 0
-        while first < len(self.layers):
-            end = first + 1
-            while end < min(first + length, len(self.layers)) and all(self.compilable[first : end + 1]):
-                end += 1
-            kinds, can = tuple(self.kinds[first:end]), self.compilable[first]
-            if kinds not in self._passes:
-                run = _stretch_pass_of_its_own(f"{len(self._passes)}")
-                self._passes[kinds] = compiled(run, enabled=self.enabled and can)
-            stretches.append(_Stretch(first, tuple(self.layers[first:end]), self._passes[kinds]))
-            first = end
-        return stretches
-
-
 class TargetModel:
     """The model in its serving form. Runs on one thread at a time."""
 
@@ -166,12 +107,11 @@ class TargetModel:
         self.device: torch.device = model.device
         self.rope = self._rope_table(max_context + MAX_DEPTH_MARGIN)
         self.layers: list[Any] = list(body.layers)
-        compilable = [fuse_layer(layer) for layer in self.layers]
         kinds = [
-            f"{mixer}_{getattr(layer, 'attention_type', '')}"
+            f"{mixer}_{getattr(layer, 'attention_type', '')}" if fuse_layer(layer) else None
             for layer, mixer in zip(self.layers, spec.mixers, strict=True)
         ]
-        stretches = Stretches(self.layers, kinds, compilable, enabled=compile_steps)
+        stretches = Stretches(self.layers, kinds, compile_steps=compile_steps)
         # One sequence is where the time between operations counts most, and many shapes make long stretches slow to
         # compile.
         self.alone, self.several = stretches.cut(STRETCH_ALONE), stretches.cut(1)

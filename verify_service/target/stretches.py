@@ -1,0 +1,71 @@
+"""Stretches of consecutive layers, each run as one compiled graph; stretches of one kind share their graph."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from draftwood.device import compiled
+from verify_service.step import StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive layers; `run` takes them, the residual stream, and what a pass has for them."""
+
+    first: int
+    layers: tuple[Any, ...]
+    run: Callable[..., list[Tensor]]
+
+
+class Stretches:
+    """Cuts layers into stretches. `kinds` tells layers apart whose graphs differ; None: a layer of no graph."""
+
+    def __init__(self, layers: Sequence[Any], kinds: Sequence[str | None], *, compile_steps: bool) -> None:
+        self.layers, self.kinds, self.compile_steps = layers, kinds, compile_steps
+        self._graphs: dict[tuple[str | None, ...], Callable[..., list[Tensor]]] = {}
+
+    def cut(self, length: int) -> list[Stretch]:
+        """Stretches of at most `length` layers; a layer of no graph stands alone."""
+        stretches: list[Stretch] = []
+        first = 0
+        while first < len(self.layers):
+            end = first + 1
+            while end < min(first + length, len(self.layers)) and None not in self.kinds[first : end + 1]:
+                end += 1
+            stretches.append(Stretch(first, tuple(self.layers[first:end]), self._graph(tuple(self.kinds[first:end]))))
+            first = end
+        return stretches
+
+    def _graph(self, kinds: tuple[str | None, ...]) -> Callable[..., list[Tensor]]:
+        if None in kinds:
+            return _run
+        if kinds not in self._graphs:
+            self._graphs[kinds] = compiled(_run_of_its_own(str(len(self._graphs))), enabled=self.compile_steps)
+        return self._graphs[kinds]
+
+
+def _run(
+    layers: Sequence[Any],
+    hidden: Tensor,  # [B, N, H]
+    rope: tuple[Tensor, Tensor],
+    step: StepInputs,
+    extra: Sequence[dict[str, Any]],
+) -> list[Tensor]:  # [B, N, H] each
+    """The residual stream after each layer."""
+    after: list[Tensor] = []
+    for layer, arguments in zip(layers, extra, strict=True):
+        hidden = layer(hidden, position_embeddings=rope, attention_mask=None, cache=None, step=step, **arguments)
+        after.append(hidden)
+    return after
+
+
+def _run_of_its_own(name: str) -> Callable[..., list[Tensor]]:
+    """A copy of `_run` with its own code object: compiled graphs are kept by code object, and with guards on modules
+    off two kinds of stretch must not share them."""
+    code = _run.__code__.replace(co_name=f"_run_{name}")
+    return types.FunctionType(code, _run.__globals__, code.co_name)
