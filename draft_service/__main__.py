@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -39,7 +38,6 @@ async def serve(config: DraftConfig) -> None:
 def main(args: list[str]) -> int:
     """Runs the service; the process's exit status."""
     config = DraftConfig.from_args(args, "draft_service")
-    logging.getLogger("torch._inductor.ir").setLevel(logging.ERROR)  # its warnings are about what torch lacks
     try:
         uvloop.run(serve(config))
     except DraftwoodError as error:

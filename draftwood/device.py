@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import warnings
@@ -54,12 +55,13 @@ def compiled(
 ) -> Callable[P, R]:
     """One inductor graph per shape, called from C++ without the interpreter's lock; guards on modules are off, they
     cost 0.4 ms a call. Fused loops stay on one thread unless they are long: a fork and join of OpenMP workers costs
-    more than a short loop does. (`cpp.threads` would take the products' second thread, too.)"""
+    more than a short loop does."""
     if not enabled:
         return function
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         allow_packed_products()
+        logging.getLogger("torch._inductor.ir").setLevel(logging.ERROR)  # its warnings are about what torch lacks
         skip = torch.compiler.skip_guard_on_all_nn_modules_unsafe
         options: dict[str, Any] = {"guard_filter_fn": skip, "cpp_wrapper": True}
         if not threaded_loops:

@@ -73,7 +73,6 @@ def main(args: list[str] | None = None) -> int:
     """Exit code 0 after a clean stop, 2 for a setting or model that cannot be served."""
     config = VerifyConfig.from_args(sys.argv[1:] if args is None else args, prog="draftwood verify")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    logging.getLogger("torch._inductor.ir").setLevel(logging.ERROR)  # its warnings are about what torch lacks
     try:
         service = build(config)
         warm_up(service, compile_steps=config.compile)
