@@ -68,6 +68,14 @@ def can_pack(weight: Tensor) -> bool:
     )
 
 
+def _packing_rows(dtype: torch.dtype) -> int:
+    """The number of rows that oneDNN is told to pack for. Products of 1 to 32 rows are up to a third faster in the
+    order for one number than in that for another; which is best differs by format and processor (decision 0007)."""
+    if dtype == torch.bfloat16:
+        return 8
+    return 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
+
+
 class PackedLinear(nn.Module):
     """One or several linear layers with a common input, as a single product.
 
@@ -83,7 +91,7 @@ class PackedLinear(nn.Module):
         bias = torch.cat([b.detach() for b in biases]).to(weight.dtype) if biases else None
         self.is_packed = can_pack(weight)
         if self.is_packed:
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight, _packing_rows(weight.dtype))
         self.register_buffer("weight", weight, persistent=False)
         self.register_buffer("bias", bias, persistent=False)
 
