@@ -34,6 +34,9 @@ class Reason(Enum):
     INVALID = auto()
 
 
+SLOTS_A_ROW = 2  # a sequence may be prefilled while the one whose place it takes is still open
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """No tree, and why. `context_length`: rows that the cache holds, for CONTEXT_INCOMPLETE."""
@@ -86,9 +89,12 @@ class Drafter:
 
     def __init__(self, model: DraftModel, *, max_context: int, max_batch: int, compile: bool = False) -> None:
         self.model, self.config, self.max_batch = model, model.config, max_batch
-        # A sequence may be prefilled while the one whose place it takes is still open.
         self.cache = ContextCache(
-            self.config, num_slots=2 * max_batch, max_context=max_context, dtype=model.dtype, device=model.device
+            self.config,
+            num_slots=SLOTS_A_ROW * max_batch,
+            max_context=max_context,
+            dtype=model.dtype,
+            device=model.device,
         )
         self._closed = ClosedSequences()
         self._rotation = rope_tables(self.config, max_context + self.config.block_size, model.dtype, model.device)

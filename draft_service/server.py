@@ -55,7 +55,7 @@ def load(config: DraftConfig) -> LoadedDrafter:
     dtype = pick_dtype(config, device)
     use_threads(config.threads)
     model_config = read_drafter_config(draft).with_block_size(config.block_size).with_window(config.draft_window)
-    max_context = config.max_context or min(model_config.max_position_embeddings, MAX_DEFAULT_CONTEXT)
+    max_context = longest_context(config, model_config)
     model = DraftModel(
         load_drafter_tensors(draft, model_config),
         load_target_tensors(target, model_config),
@@ -71,6 +71,11 @@ def load(config: DraftConfig) -> LoadedDrafter:
         version=draftwood.__version__,
     )
     return LoadedDrafter(drafter, handshake, str(dtype).removeprefix("torch."), torch.get_num_threads())
+
+
+def longest_context(config: DraftConfig, model: DrafterConfig) -> int:
+    """Tokens that a sequence's context may have."""
+    return config.max_context or min(model.max_position_embeddings, MAX_DEFAULT_CONTEXT)
 
 
 def _describe(name: str, draft: Path, target: Path, config: DrafterConfig, max_context: int) -> draft_pb2.DraftModel:

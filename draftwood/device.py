@@ -7,6 +7,7 @@ import os
 import resource
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -67,6 +68,12 @@ def compiled(
         if not threaded_loops:
             options["cpp.min_chunk_size"] = 1 << 30
         return torch.compile(function, fullgraph=True, dynamic=dynamic, options=options)
+
+
+def resident_memory_bytes() -> int:
+    """Resident memory of this process now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 def peak_memory_bytes() -> int:

@@ -54,7 +54,7 @@ def build(config: VerifyConfig) -> Service:
     use_threads(config.threads)
     directory = resolve(config.target, setting="target")
     model, spec = load_target(directory, dtype, device, allow_unsafe=config.allow_hybrid_unsafe)
-    max_context = _max_context(config, spec)
+    max_context = longest_context(config, spec)
     projector = _projector(config, spec, dtype, device)
     target = TargetModel(
         model,
@@ -63,9 +63,7 @@ def build(config: VerifyConfig) -> Service:
         max_context=max_context,
         compile_steps=config.compile,
     )
-    pages_each = -(-max_context // config.page_size)
-    pages = PageAllocator(config.max_batch * pages_each, config.page_size)
-    slots = SlotAllocator(config.max_batch)
+    pages, slots = cache_sizes(config, max_context)
     pools = allocate_pools(
         spec,
         num_slots=(pages.num_pages + 1) * config.page_size,
@@ -90,13 +88,20 @@ def build(config: VerifyConfig) -> Service:
     )
 
 
-def _max_context(config: VerifyConfig, spec: TargetSpec) -> int:
+def longest_context(config: VerifyConfig, spec: TargetSpec) -> int:
+    """Tokens that a sequence may have, its answer included. Raises ConfigError for more than the target takes."""
     if config.max_context > spec.max_positions:
         raise ConfigError(
             f"--max-context is {config.max_context}, more than the {spec.max_positions} positions of the target",
             field="max_context",
         )
     return config.max_context or min(spec.max_positions, DEFAULT_MAX_CONTEXT)
+
+
+def cache_sizes(config: VerifyConfig, max_context: int) -> tuple[PageAllocator, SlotAllocator]:
+    """Pages and state slots for a full batch of the longest sequences."""
+    pages_each = -(-max_context // config.page_size)
+    return PageAllocator(config.max_batch * pages_each, config.page_size), SlotAllocator(config.max_batch)
 
 
 def _projector(

@@ -17,7 +17,10 @@ COMMANDS = {
     "gateway": ("draftwood.cli.services:gateway", "Run the gateway alone."),
     "chat": ("draftwood.cli.chat:chat", "Ask one question and stream the answer."),
     "check": ("draftwood.cli.check:check", "Say whether services are healthy."),
-    "info": ("draftwood.cli.info:info", "Show versions, processor features, models and default settings."),
+    "info": (
+        "draftwood.cli.info:info",
+        "Show versions, processor features, models, the memory that they need, and default settings.",
+    ),
     "demo": ("draftwood.cli.demo:demo", "Answer one question with draft trees and without, and compare."),
     "bench": ("draftwood.cli.bench:bench", "Measure speed and check exactness."),
 }

@@ -14,8 +14,11 @@ from rich.table import Table
 from draftwood import checkpoint
 from draftwood.cli.console import out
 from draftwood.cli.machine import num_cores, processor, versions
+from draftwood.cli.memory import memory_facts
+from draftwood.cli.options import build, settings
 from draftwood.config import EMBEDDED, Config, DraftConfig, GatewayConfig, VerifyConfig, flag
 
+SIZES = ("target", "draft", "dtype", "max_batch", "max_context", "page_size", "max_tree_budget")
 EMBEDDED_FACTS = (
     "sprout, an 18.5M-parameter hybrid of the Qwen3.5 architecture trained on single-turn text of at most 640 tokens, "
     "and its 5.2M-parameter DFlash drafter: fluent but repetitive English, for demos, tests and honest figures"
@@ -23,25 +26,18 @@ EMBEDDED_FACTS = (
 
 
 @click.command()
-@click.option(
-    "--target", default=EMBEDDED, show_default=True, help="Target model: a local directory, a hub id, or 'embedded'."
-)
-@click.option(
-    "--draft",
-    default=EMBEDDED,
-    show_default=True,
-    help="Draft model: a local directory, a hub id, 'embedded', or 'none'.",
-)
+@settings(VerifyConfig, only=SIZES)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(target: str, draft: str, *, as_json: bool) -> None:
-    """Show versions, processor features, models and default settings.
+def info(*, as_json: bool, **values: Any) -> None:
+    """Show versions, processor features, models, the memory that they need, and default settings.
 
     \b
     Examples:
       draftwood info
+      draftwood info --target ~/models/Qwen3-8B --draft ~/models/Qwen3-8B-DFlash-b16 --max-batch 4 --max-context 4096
       draftwood info --target ~/models/Qwen3-8B --draft none --json
     """
-    facts = collect(target, draft)
+    facts = collect(build(VerifyConfig, values))
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return
@@ -53,16 +49,17 @@ def info(target: str, draft: str, *, as_json: bool) -> None:
         out.print()
 
 
-def collect(target: str, draft: str) -> dict[str, dict[str, Any]]:
+def collect(config: VerifyConfig) -> dict[str, dict[str, Any]]:
     """All facts, by section."""
-    names = {"target": target} | ({} if draft == "none" else {"draft": draft})
+    names = {"target": config.target} | ({} if config.draft == "none" else {"draft": config.draft})
     models = {f"{kind} model": model_facts(checkpoint.resolve(name, setting=kind)) for kind, name in names.items()}
     facts: dict[str, dict[str, Any]] = {"versions": dict(versions()), "machine": machine_facts()}
     if EMBEDDED in names.values():
         facts["embedded pair"] = {"what": EMBEDDED_FACTS}
     facts |= models
-    for config in (DraftConfig(), VerifyConfig(), GatewayConfig()):
-        facts[f"defaults: {type(config).__name__.removesuffix('Config').lower()}"] = default_flags(config)
+    facts |= memory_facts(config)
+    for defaults in (DraftConfig(), VerifyConfig(), GatewayConfig()):
+        facts[f"defaults: {type(defaults).__name__.removesuffix('Config').lower()}"] = default_flags(defaults)
     return facts
 
 

@@ -1,0 +1,89 @@
+"""What the verify service will hold in memory, without loading weights: `python -m verify_service.memory FLAGS` prints
+JSON. Sizes come from the code that allocates, run on torch's meta device."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig
+
+from draftwood.checkpoint import read_config, resolve
+from draftwood.config import VerifyConfig
+from draftwood.device import pick_device, pick_dtype, resident_memory_bytes
+from draftwood.errors import DraftwoodError
+from verify_service.cache.pools import allocate_pools
+from verify_service.service import cache_sizes, longest_context
+from verify_service.target.loading import stop_token_ids
+from verify_service.target.spec import SUPPORTED, TargetSpec, read_spec, text_config
+
+META = torch.device("meta")
+
+
+def plan(config: VerifyConfig) -> dict[str, int]:
+    """Bytes by what holds them. Raises a DraftwoodError for a model that cannot be served."""
+    dtype = pick_dtype(config, pick_device(config))
+    directory = resolve(config.target, setting="target")
+    full = AutoConfig.from_pretrained(directory)
+    text = text_config(full)
+    spec = read_spec(text, stop_token_ids(directory, full), allow_unsafe=config.allow_hybrid_unsafe)
+    max_context = longest_context(config, spec)
+    pages, slots = cache_sizes(config, max_context)
+    pools = allocate_pools(
+        spec,
+        num_slots=(pages.num_pages + 1) * config.page_size,
+        num_states=slots.num_slots + 1,
+        feature_size=0
+        if config.draft == "none"
+        else read_config(resolve(config.draft, setting="draft"))["hidden_size"],
+        dtype=dtype,
+        device=META,
+    )
+    return {
+        "weights": _weights(text, spec, dtype),
+        "KV pages": _bytes(pools.keys, pools.values),
+        "recurrent states": _bytes(pools.states, pools.windows),
+        "feature rows": _bytes(pools.features),
+        "a step's working memory": _step(config, spec, text.num_attention_heads, max_context, dtype.itemsize),
+        "libraries": resident_memory_bytes(),
+    }
+
+
+def _weights(text: Any, spec: TargetSpec, dtype: torch.dtype) -> int:
+    """All parameters, and the head once more where it is the embedding: products want it in another order."""
+    loader: Any = getattr(transformers, SUPPORTED.get(spec.model_type, "AutoModelForCausalLM"))
+    with META:
+        model = loader._from_config(text, dtype=dtype)
+    tied = model.lm_head.weight is model.get_input_embeddings().weight
+    return sum(_bytes(p) for p in model.parameters()) + (_bytes(model.lm_head.weight) if tied else 0)
+
+
+def _step(config: VerifyConfig, spec: TargetSpec, num_heads: int, max_context: int, itemsize: int) -> int:
+    """The largest tensors that live at once in a step of full trees at full length: one attention layer's gathered
+    prefix and its scores, and the logits."""
+    rows = config.max_batch * (config.max_tree_budget + 1)
+    prefix = 2 * config.max_batch * max_context * spec.num_kv_heads * spec.head_dim * itemsize
+    scores = 2 * 4 * rows * num_heads * max_context
+    return (prefix + scores if spec.num_attention_layers else 0) + 2 * 4 * rows * spec.vocab_size
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(t.nbytes for t in tensors)
+
+
+def main() -> int:
+    """Exit code 2 for a setting or model that cannot be served, which goes to standard error."""
+    try:
+        sys.stdout.write(json.dumps(plan(VerifyConfig.from_args(sys.argv[1:], prog="draftwood verify"))) + "\n")
+    except DraftwoodError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
