@@ -1,0 +1,19 @@
+"""Generated parts of the documents are what the code says now."""
+
+from __future__ import annotations
+
+from docs import flags
+
+
+def test_the_flag_tables_are_current() -> None:
+    text = flags.PAGE.read_text(encoding="utf-8")
+    assert flags.write(text) == text, "run `python docs/flags.py`"
+
+
+def test_every_setting_of_every_service_has_a_row() -> None:
+    rows = flags.region()
+    for config in flags.SERVICES.values():
+        for name in config.__dataclass_fields__:
+            assert f"| `{flags.flag(name)}" in rows
+    assert rows.count("| `--port` |") == len(flags.SERVICES)  # each has a default of its own
+    assert rows.count("| `--threads` |") == 1
