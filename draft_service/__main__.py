@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import uvloop
 
 from draft_service.server import DraftServer, load
+from draft_service.telemetry import Telemetry
 from draftwood.config import DraftConfig
 from draftwood.errors import DraftwoodError
 
@@ -27,7 +28,8 @@ async def serve(config: DraftConfig) -> None:
     if not loading.done():
         os._exit(0)  # a compiler cannot be interrupted, and nothing is being served that would have to end well
     loaded = loading.result()
-    server = await DraftServer(loaded, worker).start(config.host, config.port)
+    telemetry = Telemetry.start(config, loaded.drafter)
+    server = await DraftServer(loaded, worker, telemetry=telemetry).start(config.host, config.port)
     what = f"{loaded.handshake.model.model_id}, {loaded.dtype}, {loaded.num_threads} threads"
     sys.stdout.write(f"draft service ready on {config.host}:{server.port} ({what})\n")
     sys.stdout.flush()

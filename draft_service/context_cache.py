@@ -56,6 +56,16 @@ class ContextCache:
         self._sequences: dict[SequenceKey, CachedSequence] = {}
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens whose rows are cached."""
+        return sum(sequence.num_rows for sequence in tuple(self._sequences.values()))
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that have a slot."""
+        return len(self._sequences)
+
+    @property
     def num_free(self) -> int:
         """Slots that nobody has."""
         return len(self._free)

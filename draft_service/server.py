@@ -21,6 +21,7 @@ from draft_service.config import DrafterConfig, read_drafter_config
 from draft_service.drafter import ContextRows, Drafter, SequenceStep
 from draft_service.model import DraftModel
 from draft_service.servicer import DraftServicer
+from draft_service.telemetry import UNWATCHED, Telemetry
 from draft_service.tensors import load_drafter_tensors, load_target_tensors
 from draftwood.checkpoint import model_id, projection_checksum, resolve, tokenizer_hash
 from draftwood.config import DraftConfig
@@ -113,9 +114,17 @@ def warm_up(drafter: Drafter) -> None:
 class DraftServer:
     """A listening draft service."""
 
-    def __init__(self, loaded: LoadedDrafter, worker: ThreadPoolExecutor, lease_s: float = 60.0) -> None:
-        self._worker = worker
-        self._servicer = DraftServicer(loaded.drafter, worker, loaded.handshake, lease_s)
+    def __init__(
+        self,
+        loaded: LoadedDrafter,
+        worker: ThreadPoolExecutor,
+        lease_s: float = 60.0,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self._worker, self._telemetry = worker, telemetry
+        self._servicer = DraftServicer(loaded.drafter, worker, loaded.handshake, lease_s, telemetry or UNWATCHED)
+        if telemetry is not None:
+            telemetry.read_streams(self._servicer.streams)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self._servicer, self._server)
@@ -148,6 +157,8 @@ class DraftServer:
         await self._server.stop(grace)
         self._servicer.streams.close()
         self._worker.shutdown()
+        if self._telemetry is not None:
+            self._telemetry.close()
 
     async def _set_health(self, *, is_serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING

@@ -19,6 +19,7 @@ from draft_service.messages import (
     step_from_wire,
 )
 from draft_service.streams import StreamRegistry
+from draft_service.telemetry import UNWATCHED, Watch
 from draftwood.errors import ContextLengthError, DraftwoodError, InvalidRequestError, OverloadedError
 from draftwood.rpc import errors_to_status
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
@@ -30,9 +31,14 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """Draft, Prefill and the handshake."""
 
     def __init__(
-        self, drafter: Drafter, worker: Executor, handshake: draft_pb2.GetDraftModelResponse, lease_s: float = 60.0
+        self,
+        drafter: Drafter,
+        worker: Executor,
+        handshake: draft_pb2.GetDraftModelResponse,
+        lease_s: float = 60.0,
+        watch: Watch = UNWATCHED,
     ) -> None:
-        self._drafter, self._worker, self._handshake = drafter, worker, handshake
+        self._drafter, self._worker, self._handshake, self._watch = drafter, worker, handshake, watch
         self.streams = StreamRegistry(self._free_stream, lease_s)
 
     def _free_stream(self, stream_id: int) -> None:
@@ -65,7 +71,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                         )
                     check_sequences(request.sequences)
                     response = await loop.run_in_executor(self._worker, self._answer, request, received)
-                    response.busy_us = _microseconds(time.perf_counter() - received)
+                    busy_s = time.perf_counter() - received
+                    response.busy_us = _microseconds(busy_s)
+                    if response.results:
+                        self._watch.sent(busy_s)
                     await context.write(response)
             finally:
                 if stream_id is not None:
@@ -86,10 +95,14 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             draft_us=_microseconds(outcome.draft_s),
             tree_us=_microseconds(outcome.tree_s),
         )
+        results: list[Drafted | Refused] = []
         for sequence, part in zip(request.sequences, parts, strict=True):
             result: Drafted | Refused | None = part if isinstance(part, Refused) else next(served)
             if result is not None and sequence.HasField("tree"):
+                results.append(result)
                 response.results.append(result_to_wire(sequence, result))
+        if results:
+            self._watch.answered(results, outcome)
         return response
 
     async def Prefill(

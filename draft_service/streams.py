@@ -19,6 +19,11 @@ class StreamRegistry:
         self._open: set[int] = set()
         self._leases: dict[int, asyncio.TimerHandle] = {}
 
+    @property
+    def num_open(self) -> int:
+        """Streams that are open."""
+        return len(self._open)
+
     def open(self, stream_id: int) -> None:
         """A Draft stream began."""
         if stream_id in self._open:

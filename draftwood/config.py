@@ -31,8 +31,24 @@ class Config:
     """Base of the three: validation and flags."""
 
     host: str = setting("127.0.0.1", "Address to listen on.")
+    metrics_port: int = setting(0, "Port of the Prometheus endpoint, /metrics on the same address; 0 opens none.")
+    otlp_endpoint: str = setting(
+        "", "OpenTelemetry collector that traces go to, as http://HOST:4317 (OTLP over gRPC); empty sends none."
+    )
+    trace_file: str = setting(
+        "", "File that finished spans are appended to, one JSON object a line; empty writes none."
+    )
+    trace_ratio: float = setting(
+        1.0, "Part of the requests that is traced, from 0 to 1, where the caller's traceparent does not decide."
+    )
 
     def __post_init__(self) -> None:
+        self.check_range("metrics_port", 0, 65535)
+        self.check_range("trace_ratio", 0.0, 1.0)
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"--otlp-endpoint is {self.otlp_endpoint!r}, not an http:// or https:// address", field="otlp_endpoint"
+            )
         for spec in dataclasses.fields(self):
             choices, value = spec.metadata.get("choices"), getattr(self, spec.name)
             if choices is not None and value not in choices:

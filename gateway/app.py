@@ -23,7 +23,7 @@ from draftwood.errors import DraftwoodError, InternalError, UnavailableError
 from gateway.chat import ChatFormat
 from gateway.completion import CompletionFormat
 from gateway.error_object import error_object, error_response
-from gateway.generation import Generator
+from gateway.generation import UNWATCHED, Generator, Watch
 from gateway.plan import Caller, Plan, make_plan
 from gateway.prompt import encode_chat, encode_prompts
 from gateway.reply import Format, Head, Reply
@@ -32,6 +32,7 @@ from gateway.request_id import RequestIdMiddleware
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from gateway.served_model import ServedModel
 from gateway.sse import CLIENT_CLOSED_REQUEST, EventStream, unless_hung_up
+from gateway.telemetry import Telemetry, TelemetryMiddleware
 from gateway.verify_client import Target, VerifyClient
 
 HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
@@ -40,9 +41,10 @@ HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_lar
 class Gateway:
     """The endpoints, over one model and one verify service."""
 
-    def __init__(self, config: GatewayConfig, model: ServedModel) -> None:
+    def __init__(self, config: GatewayConfig, model: ServedModel, telemetry: Telemetry | None = None) -> None:
         self._config = config
         self._model = model
+        self.telemetry = telemetry
         self._client: VerifyClient | None = None
 
     @asynccontextmanager
@@ -66,7 +68,7 @@ class Gateway:
         target = await self._target_for(body)
         prompt = await encode_chat(body, self._model.template, self._model.tokenizer)
         plan = make_plan(body, [prompt], target, self._model.defaults, _caller(request))
-        return await self._respond(request, body, self._reply(ChatFormat(self._model.tokenizer), plan, target))
+        return await self._respond(request, body, self._reply(request, ChatFormat(self._model.tokenizer), plan, target))
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -78,7 +80,9 @@ class Gateway:
         echoes = [
             tokenizer.decode(list(choice.options.prompt_token_ids)) if body.echo else "" for choice in plan.choices
         ]
-        return await self._respond(request, body, self._reply(CompletionFormat(tokenizer, echoes), plan, target))
+        return await self._respond(
+            request, body, self._reply(request, CompletionFormat(tokenizer, echoes), plan, target)
+        )
 
     async def models(self, _request: Request) -> Response:
         """GET /v1/models."""
@@ -127,8 +131,9 @@ class Gateway:
         except DraftwoodError:
             return None
 
-    def _reply(self, form: Format, plan: Plan, target: Target) -> Reply:
-        generator = Generator(self.client, self._model.tokenizer, self._config.request_timeout_s)
+    def _reply(self, request: Request, form: Format, plan: Plan, target: Target) -> Reply:
+        watch: Watch = getattr(request.state, "watch", UNWATCHED)
+        generator = Generator(self.client, self._model.tokenizer, self._config.request_timeout_s, watch)
         fingerprint = self._model.fingerprint(target)
         head = Head(form.id_prefix + uuid.uuid4().hex, int(time.time()), self._model.name, fingerprint)
         return Reply(head, form, plan, generator)
@@ -165,6 +170,8 @@ def create_app(gateway: Gateway) -> Starlette:
         Exception: _on_fault,
     }
     middleware = [Middleware(RequestIdMiddleware), cors]
+    if gateway.telemetry is not None:
+        middleware.insert(1, Middleware(TelemetryMiddleware, gateway.telemetry))
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=gateway.lifespan)
 
 

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from draftwood.errors import UnavailableError
+from draftwood.errors import DraftwoodError, UnavailableError
 from gateway.answer import Answer, Delta
 from gateway.plan import Choice, Plan
 from gateway.stats import Outcome, Stats
@@ -48,6 +48,25 @@ class Ended:
 Update = Opened | Grown | Ended
 
 
+class Watch:
+    """Is told what becomes of a request; this one does not care."""
+
+    def planned(self, plan: Plan) -> None:
+        """The request is about to be sent to the verify service."""
+
+    def grew(self) -> None:
+        """An answer has text, or more of it."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """One of its answers has ended."""
+
+    def failed(self, error: DraftwoodError) -> None:
+        """The request ends with an error."""
+
+
+UNWATCHED = Watch()
+
+
 @dataclass(frozen=True, slots=True)
 class Generator:
     """What a generation needs beside its plan."""
@@ -55,6 +74,7 @@ class Generator:
     client: VerifyClient
     tokenizer: Tokenizer
     timeout_s: float
+    watch: Watch = UNWATCHED
 
     async def run(self, plan: Plan) -> AsyncGenerator[Update]:
         """Updates of all choices as they come. Closing the iterator cancels every call at once.
@@ -70,10 +90,22 @@ class Generator:
                     async for update in updates:
                         yield update
 
+        self.watch.planned(plan)
         sources = [run_in_turn(index, choice) for index, choice in enumerate(plan.choices)]
-        async with aclosing(merged(sources)) as updates:
-            async for update in updates:
-                yield update
+        try:
+            async with aclosing(merged(sources)) as updates:
+                async for update in updates:
+                    match update:
+                        case Opened():
+                            pass
+                        case Grown():
+                            self.watch.grew()
+                        case Ended():
+                            self.watch.ended(update.outcome)
+                    yield update
+        except DraftwoodError as error:
+            self.watch.failed(error)
+            raise
 
     async def _run_choice(self, index: int, choice: Choice, timeout_s: float) -> AsyncGenerator[Update]:
         answer = Answer(self.tokenizer, choice.limits)

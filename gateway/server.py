@@ -15,6 +15,7 @@ from draftwood.config import GatewayConfig
 from draftwood.errors import ConfigError
 from gateway.app import Gateway, create_app
 from gateway.served_model import ServedModel
+from gateway.telemetry import Telemetry
 
 DRAIN_S = 10  # answers that still run at a stop may go on for so long
 KEEP_ALIVE_S = 30  # longer than clients keep idle connections, so that they do not find them just closed
@@ -25,8 +26,9 @@ class Server(uvicorn.Server):
     """One gateway. A signal stops it cleanly: uvicorn would raise it again once it is done, which ends in an error."""
 
     def __init__(self, config: GatewayConfig, model: ServedModel, listener: socket.socket) -> None:
+        self._telemetry = Telemetry.start(config)
         options = uvicorn.Config(
-            create_app(Gateway(config, model)),
+            create_app(Gateway(config, model, self._telemetry)),
             loop="uvloop",
             ws="none",
             lifespan="on",
@@ -63,7 +65,11 @@ class Server(uvicorn.Server):
     async def serve_until_stopped(self, on_ready: Callable[[], None]) -> None:
         """Serves until `should_exit` is set; `on_ready` is called once requests are accepted."""
         self._on_ready = on_ready
-        await self.serve([self._listener])
+        try:
+            await self.serve([self._listener])
+        finally:
+            if self._telemetry is not None:
+                self._telemetry.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts listening, then tells."""

@@ -16,8 +16,10 @@ from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError, UnavailableError
 from draftwood.rpc import SERVER_OPTIONS
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
+from verify_service.request_watch import RequestWatch
 from verify_service.service import Service, build
 from verify_service.servicer import VerifyServicer
+from verify_service.telemetry import Telemetry
 from verify_service.warmup import warm_up
 
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
@@ -28,9 +30,17 @@ DRAIN_S = 5.0
 
 async def serve(config: VerifyConfig, service: Service) -> None:
     """Listens, says so on standard output, and serves until a signal."""
+    telemetry = Telemetry.start(config, service)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(
-        VerifyServicer(service.engine, service.client, service.defaults, service.facts), server
+        VerifyServicer(
+            service.engine,
+            service.client,
+            service.defaults,
+            service.facts,
+            telemetry.watch if telemetry is not None else RequestWatch,
+        ),
+        server,
     )
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -54,6 +64,8 @@ async def serve(config: VerifyConfig, service: Service) -> None:
     await asyncio.to_thread(service.engine.stop)
     if service.client is not None:
         await asyncio.to_thread(service.client.stop)
+    if telemetry is not None:
+        await asyncio.to_thread(telemetry.close)
 
 
 async def _watch(checks: health.aio.HealthServicer, service: Service, stopped: asyncio.Event) -> None:

@@ -23,6 +23,7 @@ from verify_service.commit import Committer
 from verify_service.drafter import Drafter, Drafts
 from verify_service.draws import NodeDraws, log_probs_of, logits_row
 from verify_service.features import FeatureProjector
+from verify_service.observer import SequenceStep, StepObserver
 from verify_service.request import Finished, StageTimes, Started, TokenLogProbs, Tokens, Trace
 from verify_service.sequence import Sequence
 from verify_service.step import StepRow, derive
@@ -48,6 +49,7 @@ class Decoder:
         self.model, self.pools, self.committer, self.projector = model, pools, committer, projector
         self.noise = NoiseCache(model.spec.vocab_size)
         self.debug_steps = False
+        self.observer = StepObserver()
         self._prefill_hidden: dict[int, Tensor] = {}
 
     def admit(self, sequence: Sequence) -> None:
@@ -89,7 +91,7 @@ class Decoder:
 
     def step(self, batch: Seq[Sequence], drafter: Drafter) -> tuple[list[tuple[Sequence, Finished]], int]:
         """One step for the whole batch; returns the answers that ended, not yet sent, and the number of fallbacks."""
-        drafts = drafter.draft(batch)
+        drafts = drafter.draft(batch, self.observer.begin(batch))
         t0 = time.perf_counter()
         trees = [self._tree(sequence, drafts) for sequence in batch]
         rows = [StepRow(t, s.base_length, s.slots, s.state_slot) for t, s in zip(trees, batch, strict=True)]
@@ -114,10 +116,12 @@ class Decoder:
             transport=drafts.transport,
         )
         finished: list[tuple[Sequence, Finished]] = []
+        steps: list[SequenceStep] = []
         num_fallbacks = 0
         for sequence, tree, walk in zip(batch, trees, walks, strict=True):
             is_drafted = tree.num_nodes > 1
             num_fallbacks += sequence.wants_draft and not is_drafted
+            steps.append(SequenceStep(tree, len(walk.accepted.path) - 1, sequence.wants_draft))
             sequence.stats.add_step(tree, len(walk.accepted.path) - 1, wanted_draft=sequence.wants_draft)
             sequence.stats.add_times(times, drafted=is_drafted)
             trace = Trace(sequence.base_length, tree, walk.accepted.path, times)
@@ -128,6 +132,7 @@ class Decoder:
                 sequence.base_length += len(walk.accepted.path)
             if self.debug_steps:
                 self._log_step(sequence, trace)
+        self.observer.step(steps, times)
         return finished, num_fallbacks
 
     def _tree(self, sequence: Sequence, drafts: Drafts) -> DraftTree:

@@ -96,6 +96,11 @@ class DraftClient:
         """Results that came after their deadline, or for another state of their sequence than the one asked about."""
         return self._mismatched_trees + self._late_trees
 
+    @property
+    def stale_by_cause(self) -> dict[str, float]:
+        """The same, apart."""
+        return {"late": self._late_trees, "mismatched": self._mismatched_trees}
+
     def _count_late(self, response: draft_pb2.DraftResponse) -> None:
         self._late_trees += len(response.results)
 

@@ -102,7 +102,7 @@ class DraftLink:
             self.close()
         return True
 
-    def send(self, jobs: Sequence[DraftJob], closed: Sequence[int], deadline_s: float) -> None:
+    def send(self, jobs: Sequence[DraftJob], closed: Sequence[int], deadline_s: float, traceparent: str = "") -> None:
         """Sends one step, for which the link must not be busy; without jobs it is none, and may go at any time."""
         self._num_messages += 1
         if jobs:
@@ -117,6 +117,7 @@ class DraftLink:
                 sequences=[_job_to_wire(job) for job in jobs],
                 closed_sequence_ids=closed,
                 deadline_us=int(deadline_s * 1e6),
+                traceparent=traceparent,
             )
         )
 
@@ -137,12 +138,16 @@ class DraftLink:
             self._is_overdue = True
             return None
 
-    def prefill(self, sequence_id: int, epoch: int, chunks: Sequence[ContextRows]) -> None:
+    def prefill(self, sequence_id: int, epoch: int, chunks: Sequence[ContextRows], traceparent: str = "") -> None:
         """Sends a prompt's context ahead on a stream of its own, without waiting for it to arrive."""
         messages = iter(
             [
                 draft_pb2.PrefillRequest(
-                    stream_id=self.stream_id, sequence_id=sequence_id, epoch=epoch, context=_rows_to_wire(rows)
+                    stream_id=self.stream_id,
+                    sequence_id=sequence_id,
+                    epoch=epoch,
+                    context=_rows_to_wire(rows),
+                    traceparent=traceparent,
                 )
                 for rows in chunks
             ]

@@ -14,7 +14,7 @@ from draftwood.tree import DraftTree
 from verify_service.cache.pools import Pools
 from verify_service.draft_client import DraftClient
 from verify_service.draft_link import DraftLink
-from verify_service.drafting import ContextRows, DraftJob, DraftOutcome, Refused
+from verify_service.drafting import ContextRows, DraftJob, DraftOutcome, Fallback, Refused
 from verify_service.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,9 @@ class Drafter:
     def __init__(self, client: DraftClient | None, pools: Pools, *, timeout_s: float) -> None:
         self.client, self.pools, self.timeout_s = client, pools, timeout_s
         self._closed: list[int] = []
+        # Since the start, by cause: steps of sequences that had to do without a draft, trees that were refused.
+        self.fallbacks: dict[Fallback | Refused, int] = dict.fromkeys((*Fallback, *Refused), 0)
+        self.refused_trees: dict[Refused, int] = dict.fromkeys(Refused, 0)
 
     @property
     def link(self) -> DraftLink | None:
@@ -64,29 +67,50 @@ class Drafter:
         elif self._closed:
             link.send((), self._take_closed(), 0.0)
 
-    def draft(self, sequences: Seq[Sequence]) -> Drafts:
-        """One exchange for the batch; whatever fails leaves sequences without a tree."""
+    def draft(self, sequences: Seq[Sequence], traceparent: str = "") -> Drafts:
+        """One exchange for the batch; whatever fails leaves sequences without a tree. The drafter's span belongs to
+        `traceparent`."""
+        wanting = [s for s in sequences if s.wants_draft]
+        causes: dict[int, Fallback | Refused] = {}
+        drafts = self._exchange(wanting, traceparent, causes)
+        for s in wanting:
+            tree = drafts.trees.get(s.sequence_id)
+            if tree is None or tree.num_nodes == 1:
+                self.fallbacks[causes.get(s.sequence_id, Fallback.EMPTY)] += 1
+        return drafts
+
+    def _exchange(self, wanting: Seq[Sequence], traceparent: str, causes: dict[int, Fallback | Refused]) -> Drafts:
+        """Writes into `causes` why sequences get no tree."""
+
+        def none_for(cause: Fallback) -> None:
+            for s in wanting:
+                causes.setdefault(s.sequence_id, cause)
+
         started, link = time.perf_counter(), self.link
         if link is None or self.client is None or link.is_busy:
+            none_for(Fallback.ABSENT if link is None else Fallback.BUSY)
             return NO_DRAFTS
-        jobs = [job for s in sequences if s.wants_draft and (job := self._job(s, link)) is not None]
+        jobs = [job for s in wanting if (job := self._job(s, link, causes)) is not None]
         if not jobs:
             return NO_DRAFTS
         sent = time.perf_counter()
-        link.send(jobs, self._take_closed(), self.timeout_s)
+        link.send(jobs, self._take_closed(), self.timeout_s, traceparent)
         response = link.receive(self.timeout_s)
         received = time.perf_counter()
         if response is None:
+            none_for(Fallback.DISCONNECT if link.is_broken else Fallback.TIMEOUT)
             if not link.is_broken:
                 log.warning("the drafter did not answer within %.0f ms", self.timeout_s * 1e3)
             return Drafts({}, received - started)
         answer = self.client.read_answer(response, jobs, link.facts.max_depth)
         trees: dict[int, DraftTree] = {}
-        by_id = {s.sequence_id: s for s in sequences}
+        by_id = {s.sequence_id: s for s in wanting}
         for job in jobs:
             outcome = answer.outcomes[job.sequence_id]
             if outcome.tree is not None:
                 trees[job.sequence_id] = outcome.tree
+            elif outcome.refused is not None:
+                causes[job.sequence_id] = outcome.refused
             self._note(by_id[job.sequence_id], outcome)
         wait = time.perf_counter() - started
         busy = min(answer.busy, received - sent)  # by the drafter's own word, which cannot be longer than the wait
@@ -96,22 +120,25 @@ class Drafter:
         closed, self._closed = self._closed, []
         return closed
 
-    def _job(self, sequence: Sequence, link: DraftLink) -> DraftJob | None:
-        """What the drafter must be told; None where the sequence cannot be drafted for now."""
+    def _job(self, sequence: Sequence, link: DraftLink, causes: dict[int, Fallback | Refused]) -> DraftJob | None:
+        """What the drafter must be told; None where the sequence cannot be drafted for now, its cause written down."""
         if sequence.link_id != link.link_id:  # a new stream knows nothing of it
             sequence.link_id, sequence.is_draftable = link.link_id, True
             sequence.epoch += 1
             sequence.rows_sent = 0
         if not sequence.is_draftable or link.is_prefilling(sequence.sequence_id):
+            causes[sequence.sequence_id] = Fallback.PREFILL if sequence.is_draftable else Fallback.UNDRAFTABLE
             return None
-        if (refused := link.prefill_refusal(sequence.sequence_id)) is not None:
-            self._note(sequence, refused)
+        if (outcome := link.prefill_refusal(sequence.sequence_id)) is not None:
+            causes[sequence.sequence_id] = outcome.refused or Fallback.UNDRAFTABLE
+            self._note(sequence, outcome)
             return None
         window = link.facts.context_window
         start = max(sequence.rows_sent, sequence.base_length - window if window else 0)
         request = sequence.request
         row_bytes = self.pools.features.shape[1] * self.pools.features.element_size()
         if (sequence.base_length - start) * row_bytes > MAX_INLINE_BYTES:
+            causes[sequence.sequence_id] = Fallback.PREFILL
             self._prefill(sequence, link, start, row_bytes)
             return None
         context = self._rows(sequence, start, sequence.base_length) if start < sequence.base_length else None
@@ -134,7 +161,7 @@ class Drafter:
         per_chunk = max(MAX_CHUNK_BYTES // row_bytes, 1)
         edges = [*range(start, sequence.base_length, per_chunk), sequence.base_length]
         chunks = [self._rows(sequence, a, b) for a, b in pairwise(edges)]
-        link.prefill(sequence.sequence_id, sequence.epoch, chunks)
+        link.prefill(sequence.sequence_id, sequence.epoch, chunks, sequence.request.traceparent)
         sequence.rows_sent = sequence.base_length
 
     def _rows(self, sequence: Sequence, start: int, end: int) -> ContextRows:
@@ -150,6 +177,8 @@ class Drafter:
 
     def _note(self, sequence: Sequence, outcome: DraftOutcome) -> None:
         """What an outcome says about the drafter's context cache."""
+        if outcome.refused not in (None, Refused.STALE):  # the client counts those
+            self.refused_trees[outcome.refused] += 1
         match outcome.refused:
             case None | Refused.MALFORMED:
                 sequence.rows_sent = sequence.base_length

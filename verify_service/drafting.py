@@ -21,6 +21,18 @@ class Refused(Enum):
     STALE = "stale"
 
 
+class Fallback(Enum):
+    """Why a step that wanted a draft had none, where the drafter was not even asked or did not answer."""
+
+    ABSENT = "absent"  # no link to a drafter
+    BUSY = "busy"  # the answer to an earlier step is still outstanding
+    TIMEOUT = "timeout"
+    DISCONNECT = "disconnect"  # the link broke while it was waited for
+    PREFILL = "prefill"  # its context is on the way
+    UNDRAFTABLE = "undraftable"  # this drafter refused the sequence for good
+    EMPTY = "empty"  # a tree without nodes came
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterFacts:
     """What the connected drafter said."""

@@ -54,6 +54,7 @@ def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults) -
         num_log_probs=message.num_log_probs if has("num_log_probs") else None,
         num_prompt_log_probs=message.num_prompt_log_probs if has("num_prompt_log_probs") else None,
         trace_steps=message.trace_steps,
+        traceparent=message.traceparent,
     )
 
 

@@ -40,6 +40,7 @@ class Request:
     num_log_probs: int | None = None
     num_prompt_log_probs: int | None = None
     trace_steps: bool = False
+    traceparent: str = ""  # context that the spans of its steps belong to; empty where it is not traced
 
 
 def new_request_id() -> str:

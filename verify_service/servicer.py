@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -18,6 +18,7 @@ from verify_service.draft_client import DraftClient
 from verify_service.engine import Engine
 from verify_service.messages import finished_to_wire, request_from_wire, started_to_wire, tokens_to_wire
 from verify_service.request import Event, Failed, Finished, Started, Tokens, check_request
+from verify_service.request_watch import RequestWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,16 @@ class TargetFacts:
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     """One engine's face on the wire."""
 
-    def __init__(self, engine: Engine, client: DraftClient | None, defaults: Defaults, facts: TargetFacts) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        client: DraftClient | None,
+        defaults: Defaults,
+        facts: TargetFacts,
+        watch: Callable[[], RequestWatch] = RequestWatch,
+    ) -> None:
         self.engine, self.client, self.defaults, self.facts = engine, client, defaults, facts
+        self.watch = watch  # makes one for each Generate call
 
     @property
     def drafter_status(self) -> str:
@@ -83,9 +92,12 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         request: verify_pb2.GenerateRequest,
         context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
     ) -> AsyncIterator[verify_pb2.GenerateResponse]:
-        async with errors_to_status(context):
+        watch = self.watch()
+        context.add_done_callback(lambda _context: watch.gone())  # pyright: ignore[reportArgumentType]
+        async with errors_to_status(context), watch.errors():
             parsed = request_from_wire(request, self.defaults)
             check_request(parsed, self.defaults.limits)
+            parsed = watch.received(parsed)
             loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
             def emit(event: Event) -> None:
@@ -100,8 +112,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                     case Started() as started:
                         yield started_to_wire(started, parsed)
                     case Tokens() as tokens:
+                        watch.grew()
                         yield tokens_to_wire(tokens)
                     case Finished() as finished:
+                        watch.finished(finished)
                         yield finished_to_wire(finished)
                         return
                     case Failed(error):

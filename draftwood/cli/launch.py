@@ -40,15 +40,17 @@ def stack_config(values: Mapping[str, Any]) -> StackConfig:
     """A stack from the option values of `draftwood up`, or a part of them; what is missing keeps its default.
 
     `port`, `verify_port` and `draft_port` are the ports, `host` is the gateway's: the other two are reached by the
-    gateway alone and listen on the loopback address.
+    gateway alone and listen on the loopback address. `metrics_port` is the gateway's, and the next two are theirs.
     """
     common = {name: value for name, value in values.items() if name not in ("host", "port")}
     drafted = values.get("draft") != NO_DRAFTER
-    verify = build(VerifyConfig, common, port=values["verify_port"])
+    metrics_port = values.get("metrics_port") or 0
+    metrics_ports = (metrics_port + 1, metrics_port + 2) if metrics_port else (0, 0)
     gateway = build(GatewayConfig, values)
+    verify = build(VerifyConfig, common, port=values["verify_port"], metrics_port=metrics_ports[0])
     if not drafted:
         return StackConfig(draft=None, verify=verify, gateway=gateway)
-    draft = build(DraftConfig, common, port=values["draft_port"])
+    draft = build(DraftConfig, common, port=values["draft_port"], metrics_port=metrics_ports[1])
     return StackConfig(
         draft=replace(draft, threads=values.get("draft_threads") or draft.threads), verify=verify, gateway=gateway
     )

@@ -41,7 +41,15 @@ _OWN = MODEL_FIELDS | {"host", "port", "drafter", "verify", "target"}
 @click.option(
     "--draft-port", default=DraftConfig.port, show_default=True, help="Port of the draft service; 0 picks a free one."
 )
-@settings(ModelConfig, skip=("host",))
+@settings(ModelConfig, skip=("host", "metrics_port"))
+@click.option(
+    "--metrics-port",
+    type=int,
+    default=GatewayConfig.metrics_port,
+    show_default=True,
+    help="Port of the gateway's Prometheus endpoint; the verify service's is the next, the draft service's the one "
+    "after that; 0 opens none.",
+)
 @click.option("--no-draft", is_flag=True, help="Run without a drafter; the same as --draft none.")
 @click.option("--draft-threads", type=int, default=0, help="CPU threads of the drafter alone; 0 takes --threads.")
 @settings(DraftConfig, skip=_OWN)

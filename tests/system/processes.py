@@ -13,7 +13,8 @@ from typing import Self
 
 ROOT = Path(__file__).parents[2]
 START_S = 100.0
-READY = re.compile(r"^(draft|verify) service ready on (\S+):(\d+)")
+READY = re.compile(r"^(?:draft service|verify service|gateway) ready on \S+:(\d+)(?:/v1)? ")
+MODEL_ARGS = ["--no-compile", "--dtype", "float32", "--threads", "1"]
 
 
 class Process:
@@ -22,7 +23,7 @@ class Process:
     def __init__(self, service: str, args: list[str], log: Path) -> None:
         self.log = log
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-m", service, "--no-compile", "--dtype", "float32", "--threads", "1", *args]
+        command = [sys.executable, "-m", service, *([] if service == "gateway" else MODEL_ARGS), *args]
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -37,7 +38,7 @@ class Process:
         with self._process.stdout as lines:
             for line in lines:
                 if match := READY.match(line):
-                    self.port = int(match[3])
+                    self.port = int(match[1])
                     self._ready.set()
         self._ready.set()  # ended: nobody need wait any longer
 

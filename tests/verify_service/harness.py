@@ -27,7 +27,7 @@ class ScriptedDrafter:
         self.closed: list[int] = []  # what a drafter would know of
         self._ended: list[int] = []
 
-    def draft(self, sequences: Seq[Sequence]) -> Drafts:
+    def draft(self, sequences: Seq[Sequence], traceparent: str = "") -> Drafts:
         self.flush()
         proposed = ((s, self.propose(s)) for s in sequences if s.wants_draft)
         return Drafts({s.sequence_id: tree for s, tree in proposed if tree is not None}, 0.0, 0.0)
