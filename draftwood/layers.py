@@ -6,6 +6,7 @@ weights are packed once. Packing needs oneDNN and a CPU; anywhere else the layer
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -125,16 +126,19 @@ class RMSNorm(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU feed-forward: down(silu(gate x) * up x), gate and up as one product."""
+    """Gated feed-forward: down(activation(gate x) * up x), gate and up as one product; SwiGLU by default."""
 
-    def __init__(self, gate: Tensor, up: Tensor, down: Tensor) -> None:
+    def __init__(
+        self, gate: Tensor, up: Tensor, down: Tensor, *, activation: Callable[[Tensor], Tensor] = F.silu
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.gate_up = PackedLinear(gate, up)
         self.down = PackedLinear(down)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self.activation(gate) * up)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

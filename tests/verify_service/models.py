@@ -1,10 +1,11 @@
-"""Tiny random target models of every supported architecture, saved as checkpoints.
+"""Tiny random target models of every supported family, saved as checkpoints; docs/models.md has its table from here.
 
 Their weights are wide (0.3): at transformers' default of 0.02 a polluted recurrent state moves no logit.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,26 +38,107 @@ MOE: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": BASE,
-    "qwen2": BASE,
-    "qwen3": {**BASE, "head_dim": 16},
-    "mistral": {**BASE, "sliding_window": 16, "head_dim": 16},
-    "qwen3_next": {**BASE, "head_dim": 16, **GDN, **MOE, "decoder_sparse_step": 1},
-    "qwen3_5_text": {**BASE, "head_dim": 16, **GDN},
-    "qwen3_5_moe_text": {**BASE, "head_dim": 16, **GDN, **MOE},
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+# Ways to decode in which ids and log-probabilities are held to transformers' own: no draft, a chain or a tree, and the
+# number of nodes drafted.
+BRIEF = ("none 0", "chain 15", "tree 63")
+THOROUGH = ("none 0", "chain 15", "tree 1", "tree 15", "tree 31", "tree 63")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A model type, a tiny configuration that shows what is special about it, and how it is tested."""
+
+    special: str  # for readers of docs/models.md
+    config: dict[str, Any]
+    modes: tuple[str, ...] = BRIEF
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family("", BASE, THOROUGH),
+    "qwen2": Family("biases of q, k and v", BASE, THOROUGH),
+    "qwen3": Family("norms of q and k", {**BASE, "head_dim": 16}, THOROUGH),
+    "mistral": Family("one sliding window in all layers", {**BASE, "sliding_window": 16, "head_dim": 16}, THOROUGH),
+    "qwen3_next": Family(
+        "gated attention, experts with a shared one",
+        {**BASE, "head_dim": 16, **GDN, **MOE, "decoder_sparse_step": 1},
+        THOROUGH,
+    ),
+    "qwen3_5_text": Family("gated attention, partial rotation", {**BASE, "head_dim": 16, **GDN}, THOROUGH),
+    "qwen3_5_moe_text": Family(
+        "gated attention, experts with a shared one", {**BASE, "head_dim": 16, **GDN, **MOE}, THOROUGH
+    ),
+    "qwen3_moe": Family(
+        "experts, dense layers between them",
+        {**BASE, "head_dim": 16, **MOE, "mlp_only_layers": [1]},
+    ),
+    "mixtral": Family(
+        "experts, one sliding window in all layers",
+        {**BASE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
+    ),
+    "gpt_oss": Family(
+        "sinks, every other layer with a sliding window, YaRN, experts with biases",
+        {
+            **BASE,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "truncate": False,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
+    "gemma2": Family(
+        "soft caps of scores and of logits, every other layer with a sliding window, norms behind the mixers, scaled "
+        "embeddings",
+        {
+            **BASE,
+            "head_dim": 16,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    "gemma3_text": Family(
+        "local and global rotation, sliding windows, norms of q and k and behind the mixers, scaled embeddings",
+        {
+            **BASE,
+            "head_dim": 16,
+            "sliding_window": 7,
+            "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
+            "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 8.0,
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
 }
 
 
-def save_tiny(architecture: str, directory: Path, **changes: Any) -> Any:
+def tiny_config(model_type: str, **changes: Any) -> Any:
+    """The family's tiny configuration, changed."""
+    return AutoConfig.for_model(model_type, **{**FAMILIES[model_type].config, **changes})
+
+
+def save_tiny(model_type: str, directory: Path, **changes: Any) -> Any:
     """Builds and saves a random model; returns transformers' own, in float32."""
-    config = AutoConfig.for_model(architecture, **{**ARCHITECTURES[architecture], **changes})
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(tiny_config(model_type, **changes), dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and "norm" in name:  # else a swapped or forgotten norm goes unnoticed
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+            if name.endswith(("bias", "sinks")):  # likewise
+                parameter.add_(torch.randn_like(parameter))
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     return model

@@ -1,4 +1,4 @@
-"""Contract (c) on tiny random models of every architecture: ids and log-probabilities equal to transformers' own, with
+"""Contract (c) on tiny random models of every family: ids and log-probabilities equal to transformers' own, with
 any tree, alone and in a batch; greedy and seeded."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from draftwood.config import VerifyConfig
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 from tests.verify_service.harness import Answer, oracle_tree, run_all, start_engine
-from tests.verify_service.models import ARCHITECTURES, save_tiny
+from tests.verify_service.models import FAMILIES, save_tiny
 from verify_service.engine import Engine
 from verify_service.request import Request
 from verify_service.sequence import Sequence
@@ -32,6 +32,7 @@ class Case:
     engine: Engine
     reference: Any
     script: dict[str, Any]
+    modes: tuple[str, ...]
     answers: dict[tuple[int, ...], tuple[list[int], torch.Tensor]]  # by prompt: ids and log-probabilities
 
     @property
@@ -43,7 +44,7 @@ class Case:
         return make(sequence) if make is not None else None
 
 
-@pytest.fixture(scope="module", params=list(ARCHITECTURES))
+@pytest.fixture(scope="module", params=list(FAMILIES))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     directory: Path = tmp_path_factory.mktemp(request.param)
     torch.set_num_threads(1)
@@ -52,7 +53,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         target=str(directory), draft="none", dtype="float32", compile=False, threads=1, max_batch=8, page_size=4
     )
     answers = {prompt: reference_answer(model, prompt, NEW_TOKENS) for prompt in prompts()}
-    holder = Case(engine=None, reference=model, script={}, answers=answers)  # pyright: ignore[reportArgumentType]
+    modes = FAMILIES[request.param].modes
+    holder = Case(engine=None, reference=model, script={}, modes=modes, answers=answers)  # pyright: ignore[reportArgumentType]
     holder.engine = start_engine(config, holder.propose)
     yield holder
     holder.engine.stop()
@@ -85,47 +87,49 @@ def make_request(prompt: tuple[int, ...], **changes: Any) -> Request:
     return replace(request, **changes)
 
 
-def oracle(truths: dict[tuple[int, ...], list[int]], budget: int, seed: int = 0) -> Any:
+def oracle(truths: dict[tuple[int, ...], list[int]], mode: str, seed: int = 0) -> Any:
     """Drafts that are right for a random number of tokens, or absent: long accepts, none, and no draft."""
     rng = random.Random(seed)
+    shape, budget = mode.split()[0], int(mode.split()[1])
 
     def make(sequence: Sequence) -> DraftTree | None:
         if rng.random() < 0.2:
             return None
         truth = truths[sequence.request.prompt][len(sequence.answer) :]
-        return oracle_tree(rng, sequence.root, truth, 256, depth=rng.randrange(0, 12), budget=budget)
+        depth = rng.randrange(0, 12)
+        if shape == "chain":
+            good = truth[: min(depth, budget)]
+            wrong = [rng.randrange(256) for _ in range(budget - len(good))]
+            return DraftTree.chain(sequence.root, [*good, *wrong])
+        return oracle_tree(rng, sequence.root, truth, 256, depth=depth, budget=budget)
 
-    return make
+    return None if shape == "none" else make
 
 
-BUDGETS = (0, 1, 15, 31, 63)
-
-
-def check_greedy(case: Case, requests: list[Request], outs: list[Answer], budget: int) -> None:
+def check_greedy(case: Case, requests: list[Request], outs: list[Answer], mode: str) -> None:
     for request, out in zip(requests, outs, strict=True):
         ids, log_probs = case.answers[request.prompt]
-        assert out.tokens == ids
+        assert out.tokens == ids, mode
         wanted = [float(log_probs[i, token]) for i, token in enumerate(ids)]
-        assert [entry.log_prob for entry in out.log_probs] == pytest.approx(wanted, abs=2e-3)
-        if budget >= 15:
-            assert out.stats.num_accepted_tokens > 5
+        assert [entry.log_prob for entry in out.log_probs] == pytest.approx(wanted, abs=2e-3), mode
+        if int(mode.split()[1]) >= 15:
+            assert out.stats.num_accepted_tokens > 5, mode
     assert case.engine.counters.pages_used == case.engine.counters.slots_used == 0
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_greedy_equals_transformers_together(case: Case, budget: int) -> None:
-    case.script["make"] = oracle(case.truths, budget) if budget else None
+def test_greedy_equals_transformers_together(case: Case) -> None:
     requests = [make_request(prompt) for prompt in prompts()]
-    check_greedy(case, requests, run_all(case.engine, requests), budget)
+    for mode in case.modes:
+        case.script["make"] = oracle(case.truths, mode)
+        check_greedy(case, requests, run_all(case.engine, requests), mode)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_greedy_equals_transformers_alone(case: Case, budget: int) -> None:
-    """Two prompts a budget, another pair each time: every length runs alone, under two budgets."""
-    case.script["make"] = oracle(case.truths, budget, seed=1) if budget else None
-    first = BUDGETS.index(budget)
-    requests = [make_request(prompts()[i % len(LENGTHS)]) for i in (first, first + 1)]
-    check_greedy(case, requests, [run_all(case.engine, [r])[0] for r in requests], budget)
+def test_greedy_equals_transformers_alone(case: Case) -> None:
+    """Two prompts a mode, another pair each time, so that every length runs alone."""
+    for i, mode in enumerate(case.modes):
+        case.script["make"] = oracle(case.truths, mode, seed=1)
+        requests = [make_request(prompts()[j % len(LENGTHS)]) for j in (2 * i, 2 * i + 1)]
+        check_greedy(case, requests, [run_all(case.engine, [r])[0] for r in requests], mode)
 
 
 def test_seeded_sampling_does_not_depend_on_drafts_or_batch(case: Case) -> None:
@@ -136,8 +140,8 @@ def test_seeded_sampling_does_not_depend_on_drafts_or_batch(case: Case) -> None:
     plain = [a.tokens for a in run_all(case.engine, requests)]
     assert run_all(case.engine, requests[1:2])[0].tokens == plain[1]
     truths = {r.prompt: tokens for r, tokens in zip(requests, plain, strict=True)}
-    for budget in (1, 15, 63):
-        case.script["make"] = oracle(truths, budget, seed=budget)
+    for seed, mode in enumerate(case.modes[1:]):
+        case.script["make"] = oracle(truths, mode, seed=seed)
         assert [a.tokens for a in run_all(case.engine, requests)] == plain
     assert run_all(case.engine, requests[-1:])[0].tokens == plain[-1]
     assert len({tuple(t) for t in plain}) == len(plain)
@@ -146,11 +150,11 @@ def test_seeded_sampling_does_not_depend_on_drafts_or_batch(case: Case) -> None:
 def test_penalties_count_along_the_path(case: Case) -> None:
     """With penalties the draws depend on the answer so far, in a draft as without one."""
     sampling = SamplingParams(presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.3, logit_bias={7: 2.0})
-    requests = [make_request(p, sampling=sampling) for p in prompts()]
+    requests = [make_request(p, sampling=sampling) for p in prompts()[:2]]
     case.script["make"] = None
     plain = [a.tokens for a in run_all(case.engine, requests)]
     truths = {r.prompt: tokens for r, tokens in zip(requests, plain, strict=True)}
-    case.script["make"] = oracle(truths, 31)
+    case.script["make"] = oracle(truths, "tree 31")
     assert [a.tokens for a in run_all(case.engine, requests)] == plain
 
 

@@ -22,8 +22,14 @@ def tree_attention(
     positions: Tensor,  # [B, N] int64
     scaling: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,  # [HQ]
 ) -> Tensor:  # [B, N, HQ, D]
-    """Softmax attention; key j of the prefix is seen by node i if positions[i] - j < sliding_window."""
+    """Softmax attention; key j of the prefix is seen by node i if positions[i] - j < sliding_window.
+
+    `soft_cap` bounds the scores before the masks, cap * tanh(score / cap) (Gemma 2, arXiv 2408.00118). A head's sink is
+    the score of one more key that everybody sees and that has no value: weights sum to less than 1 (gpt-oss).
+    """
     b, hq, n, d = query.shape
     hkv, length = key.shape[1], prefix_slots.shape[1]
     group = hq // hkv
@@ -33,7 +39,10 @@ def tree_attention(
     # Rows are packed as (query head in group, node), so that a KV head's keys are read once.
     rows = (query * scaling).reshape(b, hkv, group * n, d)
     prefix = torch.matmul(rows, prefix_key.transpose(2, 3)).float().view(b, hkv, group, n, length)
-    tree = torch.matmul(rows, key.transpose(2, 3)).float().view(b, hkv, group, n, n) + off_path[:, None, None]
+    tree = torch.matmul(rows, key.transpose(2, 3)).float().view(b, hkv, group, n, n)
+    if soft_cap is not None:
+        prefix, tree = (soft_cap * torch.tanh(scores / soft_cap) for scores in (prefix, tree))
+    tree = tree + off_path[:, None, None]
     prefix = prefix + prefix_bias[:, None, None, None]
     if sliding_window is not None:
         columns = torch.arange(length, device=query.device)
@@ -42,6 +51,9 @@ def tree_attention(
         # A node is as far from its ancestor as their depths are apart.
         far = positions[:, :, None] - positions[:, None, :] >= sliding_window
         tree = tree.masked_fill(far[:, None, None], -torch.inf)
-    weights = torch.cat([prefix, tree], -1).softmax(-1).to(value.dtype).view(b, hkv, group * n, length + n)
-    out = torch.matmul(weights[..., :length], prefix_value) + torch.matmul(weights[..., length:], value)
+    scores = [prefix, tree]
+    if sinks is not None:
+        scores.append(sinks.float().view(1, hkv, group, 1, 1).expand(b, hkv, group, n, 1))
+    weights = torch.cat(scores, -1).softmax(-1).to(value.dtype).view(b, hkv, group * n, -1)
+    out = torch.matmul(weights[..., :length], prefix_value) + torch.matmul(weights[..., length : length + n], value)
     return out.view(b, hq, n, d).transpose(1, 2)

@@ -37,6 +37,8 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,  # [HQ] sink scores
     *,
     step: StepInputs,
     attention: AttentionView,
@@ -56,6 +58,8 @@ def attend(
         step.positions,
         scaling if scaling is not None else query.shape[-1] ** -0.5,
         sliding_window,
+        softcap,
+        s_aux,
     )
     attention.keys.copy_(key)
     attention.values.copy_(value)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from draftwood.layers import GatedMLP, RMSNorm, packed
 from verify_service.target.gated_delta_net import TreeGatedDeltaNet
 
 # RMSNorm classes by what they multiply with: the weight w, or 1 + w.
-PLAIN_NORMS = frozenset({"LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MistralRMSNorm"})
-CENTRED_NORMS = frozenset({"Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"})
+PLAIN_NORMS = frozenset(
+    f"{family}RMSNorm" for family in ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Mistral", "Mixtral", "GptOss")
+)
+CENTRED_NORMS = frozenset(f"{family}RMSNorm" for family in ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Gemma2", "Gemma3"))
+_GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 GDN_MIXERS = frozenset({"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"})
 
 
@@ -40,14 +44,30 @@ def fuse_layer(layer: Any) -> bool:
         layer.linear_attn = TreeGatedDeltaNet(mixer)
     attention = getattr(layer, "self_attn", None)
     if attention is not None:
-        for name in ("q_norm", "k_norm"):
-            if getattr(attention, name, None) is not None:
-                setattr(attention, name, fused_norm(getattr(attention, name)))
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(attention, name, packed(getattr(attention, name)))
+        for name, child in list(attention.named_children()):
+            if "norm" in name:
+                setattr(attention, name, fused_norm(child))
+        _pack_linears(attention)
+    return _fuse_mlp(layer)
+
+
+def _fuse_mlp(layer: Any) -> bool:
+    """Returns whether the feed-forward part is dense: with experts, sizes depend on the tokens."""
     mlp = layer.mlp
-    names = ("gate_proj", "up_proj", "down_proj")
-    is_dense = all(isinstance(getattr(mlp, name, None), nn.Linear) for name in names)
-    if is_dense and all(getattr(mlp, name).bias is None for name in names):
-        layer.mlp = GatedMLP(*(getattr(mlp, name).weight for name in names))
-    return is_dense
+    children = dict(mlp.named_children())
+    if any(not isinstance(child, nn.Linear) and [*child.parameters()] for child in children.values()):
+        return False
+    if children.keys() == _GATED and not any(name.endswith("bias") for name, _ in mlp.named_parameters()):
+        is_silu = type(mlp.act_fn).__name__ in ("SiLUActivation", "SiLU")
+        activation = F.silu if is_silu else mlp.act_fn
+        weights = (mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)
+        layer.mlp = GatedMLP(*weights, activation=activation)
+    else:
+        _pack_linears(mlp)
+    return True
+
+
+def _pack_linears(parent: nn.Module) -> None:
+    for name, child in list(parent.named_children()):
+        if isinstance(child, nn.Linear):
+            setattr(parent, name, packed(child))

@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from draftwood.errors import UnsupportedModelError
 from verify_service.target import attention
+from verify_service.target.rope import check_rope
 from verify_service.target.spec import SUPPORTED, TargetSpec, read_spec, text_config
 
 # Multimodal checkpoints keep the text model's tensors one level down.
@@ -21,7 +22,6 @@ _KEY_MAPPING = {
     r"^language_model\.model\.": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
 }
-_UNSUPPORTED_ROPE = frozenset({"dynamic", "longrope"})
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +39,7 @@ def load_target(
         raise UnsupportedModelError(f"{directory}/config.json: {error}", field="config.json") from error
     config = text_config(full)
     spec = read_spec(config, stop_token_ids(directory, full), allow_unsafe=allow_unsafe)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") in _UNSUPPORTED_ROPE:
-        raise UnsupportedModelError(
-            f"rope_type {rope['rope_type']!r} is not supported", field="rope_parameters.rope_type"
-        )
+    check_rope(config)
     transformers_logging.disable_progress_bar()  # a service's log is no terminal
     loader = getattr(transformers, SUPPORTED.get(spec.model_type, "AutoModelForCausalLM"))
     model, report = loader.from_pretrained(

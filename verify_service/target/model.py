@@ -7,6 +7,7 @@ their keyword arguments to the registered attention function and the replaced mi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from verify_service.step import StepInputs
 from verify_service.target.attention import AttentionView
 from verify_service.target.fuse import fuse_layer, fused_norm
 from verify_service.target.gated_delta_net import RecurrentView
+from verify_service.target.rope import Rope, RopeTables
 from verify_service.target.spec import ATTENTION, GDN, NO_RECURRENCE, TargetSpec
-from verify_service.target.stretches import Stretches
+from verify_service.target.stretches import Stretches, kind_of
 
 MAX_DEPTH_MARGIN = 512
 MAX_BUFFERS = 64
@@ -73,9 +75,10 @@ class _Buffers:
     arguments: list[dict[str, Any]]  # a layer
 
 
-def _mark_dynamic(step: StepInputs, rope: tuple[Tensor, Tensor], arguments: list[dict[str, Any]]) -> None:
+def _mark_dynamic(step: StepInputs, rope: Rope | dict[str, Rope], arguments: list[dict[str, Any]]) -> None:
     """Tells the compiler which sizes vary from step to step: B, N and L."""
-    for tensor in (step.positions, step.prefix_slots, step.prefix_bias, step.conv_index, *rope):
+    angles = chain(*rope.values()) if isinstance(rope, dict) else rope
+    for tensor in (step.positions, step.prefix_slots, step.prefix_bias, step.conv_index, *angles):
         _mark(tensor, 0, 1)
     for tensor in (step.inclusive, step.off_path):
         _mark(tensor, 0, 1, 2)
@@ -102,15 +105,16 @@ class TargetModel:
     ) -> None:
         self.spec, self.tap_layer_ids = spec, tap_layer_ids
         body = model.model
-        self.embed, self.rotary = body.embed_tokens, body.rotary_emb
+        self.embed = body.embed_tokens
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
-        self.rope = self._rope_table(max_context + MAX_DEPTH_MARGIN)
-        self.layers: list[Any] = list(body.layers)
-        kinds = [
-            f"{mixer}_{getattr(layer, 'attention_type', '')}" if fuse_layer(layer) else None
-            for layer, mixer in zip(self.layers, spec.mixers, strict=True)
+        like = torch.zeros(1, dtype=self.dtype, device=self.device)
+        self.rope = RopeTables(body.rotary_emb, spec.layer_types, max_context + MAX_DEPTH_MARGIN, like)
+        has_graph = [fuse_layer(layer) for layer in body.layers]
+        self.layers: list[Any] = [
+            self.rope.picking(layer, kind) for layer, kind in zip(body.layers, spec.layer_types, strict=True)
         ]
+        kinds = [kind_of(layer) if has else None for layer, has in zip(self.layers, has_graph, strict=True)]
         stretches = Stretches(self.layers, kinds, compile_steps=compile_steps)
         # One sequence is where the time between operations counts most, and many shapes make long stretches slow to
         # compile.
@@ -119,14 +123,6 @@ class TargetModel:
         self.head = packed(model.lm_head)
         self.is_warming = False  # while it is, sizes that vary are marked so, and one graph serves them all
         self._buffers: dict[tuple[int, int], _Buffers] = {}
-
-    def _rope_table(self, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of every position, each [length, rotary dim], in the model's own definition and format."""
-        positions = torch.arange(length, device=self.device)[None]
-        if hasattr(self.rotary, "mrope_section"):  # text positions are the same in all three of its dimensions
-            positions = positions.expand(3, 1, -1)
-        cos, sin = self.rotary(torch.zeros(1, dtype=self.dtype, device=self.device), positions)
-        return cos[0], sin[0]
 
     def _buffers_for(self, b: int, n: int, pools: Pools) -> _Buffers:
         """Buffers for a pass of this shape, kept for the next one."""
@@ -173,7 +169,9 @@ class TargetModel:
     def run(self, step: StepInputs, pools: Pools) -> PassOutputs:
         """One pass, always with the same pools. Changes no committed state; the stash is valid until the next pass."""
         hidden = self.embed(step.input_ids)
-        rope = self.rope[0][step.positions], self.rope[1][step.positions]
+        if self.spec.embedding_factor != 1.0:
+            hidden = hidden * self.spec.embedding_factor
+        rope = self.rope.at(step.positions)
         b, n = step.input_ids.shape
         buffers = self._buffers_for(b, n, pools)
         if self.is_warming:
@@ -190,4 +188,9 @@ class TargetModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., H] to [..., vocabulary], in the model's format."""
-        return self.head(hidden)
+        logits = self.head(hidden)
+        if self.spec.logit_factor != 1.0:
+            logits = logits * self.spec.logit_factor
+        if (cap := self.spec.logit_cap) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits

@@ -27,7 +27,8 @@ NO_RECURRENCE = RecurrentShape(0, 0, 0, 0, 0, 1)
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """Shapes and limits. `mixers` names each decoder layer's token mixer, in order."""
+    """Shapes and limits. `mixers` names each decoder layer's token mixer, in order, `layer_types` its type in
+    transformers' configuration."""
 
     model_type: str
     vocab_size: int
@@ -36,9 +37,13 @@ class TargetSpec:
     num_kv_heads: int  # HKV
     head_dim: int  # D
     mixers: tuple[str, ...]
+    layer_types: tuple[str, ...]
     recurrent: RecurrentShape | None
     max_positions: int
     stop_token_ids: tuple[int, ...]
+    embedding_factor: float = 1.0  # where the model multiplies embeddings outside of their module
+    logit_factor: float = 1.0
+    logit_cap: float | None = None  # logits become cap * tanh(logit / cap), after the factor
 
     @property
     def num_attention_layers(self) -> int:
@@ -65,6 +70,11 @@ SUPPORTED = {
     "qwen3_next": "Qwen3NextForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
 }
 _LAYER_TYPES = {"full_attention": ATTENTION, "sliding_attention": ATTENTION, "linear_attention": GDN}
 
@@ -89,6 +99,11 @@ def read_spec(config: Any, stop_token_ids: tuple[int, ...], *, allow_unsafe: boo
                 f"in its state. --allow-hybrid-unsafe serves it all the same.",
                 field=f"layer_types[{i}]",
             )
+    if getattr(config, "use_bidirectional_attention", False):
+        raise UnsupportedModelError(
+            f"use_bidirectional_attention is {config.use_bidirectional_attention!r}; only causal models are served",
+            field="use_bidirectional_attention",
+        )
     mixers = tuple(_LAYER_TYPES.get(kind, OTHER) for kind in types)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return TargetSpec(
@@ -99,9 +114,13 @@ def read_spec(config: Any, stop_token_ids: tuple[int, ...], *, allow_unsafe: boo
         num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
         head_dim=head_dim,
         mixers=mixers,
+        layer_types=tuple(types),
         recurrent=_recurrent_shape(config) if GDN in mixers else None,
         max_positions=config.max_position_embeddings,
         stop_token_ids=stop_token_ids,
+        embedding_factor=float(getattr(config, "embedding_multiplier", 1.0)),
+        logit_factor=getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0),
+        logit_cap=getattr(config, "final_logit_softcapping", None),
     )
 
 

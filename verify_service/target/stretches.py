@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwood.device import compiled
 from verify_service.step import StepInputs
+from verify_service.target.rope import Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,19 @@ class Stretch:
     first: int
     layers: tuple[Any, ...]
     run: Callable[..., list[Tensor]]
+
+
+def kind_of(layer: nn.Module) -> str:
+    """What the layer's graph depends on, in words: classes, shapes and settings such as a window, down to its parts.
+    Layers of one kind differ in their weights' values only."""
+    parts: list[str] = []
+    for name, module in layer.named_modules():
+        plain = {k: v for k, v in vars(module).items() if v is None or isinstance(v, bool | int | float | str)}
+        plain.pop("layer_idx", None)
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        shapes = [(k, list(tensor.shape)) for k, tensor in tensors]
+        parts.append(f"{name} {type(module).__name__} {sorted(plain.items())} {sorted(shapes)}")
+    return "\n".join(parts)
 
 
 class Stretches:
@@ -52,7 +66,7 @@ class Stretches:
 def _run(
     layers: Sequence[Any],
     hidden: Tensor,  # [B, N, H]
-    rope: tuple[Tensor, Tensor],
+    rope: Rope | dict[str, Rope],
     step: StepInputs,
     extra: Sequence[dict[str, Any]],
 ) -> list[Tensor]:  # [B, N, H] each
