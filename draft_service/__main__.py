@@ -14,10 +14,12 @@ from draft_service.server import DraftServer, load
 from draft_service.telemetry import Telemetry
 from draftwood.config import DraftConfig
 from draftwood.errors import DraftwoodError
+from draftwood.security import Security
 
 
 async def serve(config: DraftConfig) -> None:
     """Serves until SIGTERM or SIGINT."""
+    security = Security.load(config)
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
@@ -29,7 +31,8 @@ async def serve(config: DraftConfig) -> None:
         os._exit(0)  # a compiler cannot be interrupted, and nothing is being served that would have to end well
     loaded = loading.result()
     telemetry = Telemetry.start(config, loaded.drafter)
-    server = await DraftServer(loaded, worker, telemetry=telemetry).start(config.host, config.port)
+    server = DraftServer(loaded, worker, telemetry=telemetry, security=security)
+    await server.start(config.host, config.port)
     what = f"{loaded.handshake.model.model_id}, {loaded.dtype}, {loaded.num_threads} threads"
     sys.stdout.write(f"draft service ready on {config.host}:{server.port} ({what})\n")
     sys.stdout.flush()

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import grpc.aio
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -27,7 +26,7 @@ from draftwood.checkpoint import model_id, projection_checksum, resolve, tokeniz
 from draftwood.config import DraftConfig
 from draftwood.device import pick_device, pick_dtype, use_threads
 from draftwood.errors import ConfigError
-from draftwood.rpc import SERVER_OPTIONS
+from draftwood.security import OPEN, Security
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
 
 SERVICE = "draftwood.v1.DraftService"
@@ -120,13 +119,14 @@ class DraftServer:
         worker: ThreadPoolExecutor,
         lease_s: float = 60.0,
         telemetry: Telemetry | None = None,
+        security: Security = OPEN,
     ) -> None:
-        self._worker, self._telemetry = worker, telemetry
+        self._worker, self._telemetry, self._security = worker, telemetry, security
         self._servicer = DraftServicer(loaded.drafter, worker, loaded.handshake, lease_s, telemetry or UNWATCHED)
         if telemetry is not None:
             telemetry.read_streams(self._servicer.streams)
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = security.server()
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
@@ -139,7 +139,7 @@ class DraftServer:
     async def start(self, host: str, port: int) -> Self:
         """Listens; raises ConfigError where the address cannot be had."""
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{port}")
+            self.port = self._security.listen(self._server, host, port)
         except RuntimeError as error:
             raise ConfigError(f"--host {host} --port {port}: cannot listen there ({error})", field="port") from error
         await self._server.start()

@@ -28,27 +28,9 @@ def setting(default: Any, help_text: str, choices: tuple[str, ...] | None = None
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Base of the three: validation and flags."""
-
-    host: str = setting("127.0.0.1", "Address to listen on.")
-    metrics_port: int = setting(0, "Port of the Prometheus endpoint, /metrics on the same address; 0 opens none.")
-    otlp_endpoint: str = setting(
-        "", "OpenTelemetry collector that traces go to, as http://HOST:4317 (OTLP over gRPC); empty sends none."
-    )
-    trace_file: str = setting(
-        "", "File that finished spans are appended to, one JSON object a line; empty writes none."
-    )
-    trace_ratio: float = setting(
-        1.0, "Part of the requests that is traced, from 0 to 1, where the caller's traceparent does not decide."
-    )
+    """Base of all: validation and flags."""
 
     def __post_init__(self) -> None:
-        self.check_range("metrics_port", 0, 65535)
-        self.check_range("trace_ratio", 0.0, 1.0)
-        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"--otlp-endpoint is {self.otlp_endpoint!r}, not an http:// or https:// address", field="otlp_endpoint"
-            )
         for spec in dataclasses.fields(self):
             choices, value = spec.metadata.get("choices"), getattr(self, spec.name)
             if choices is not None and value not in choices:
@@ -110,7 +92,55 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Config], skip: froze
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Config):
+class PeerConfig(Config):
+    """How services, and commands that call them, trust each other: files in PEM format, and a shared token."""
+
+    tls_cert: str = setting("", "File with the certificate that services show each other; turns TLS on for listening.")
+    tls_key: str = setting("", "File with the certificate's private key.")
+    tls_ca: str = setting("", "File with the authorities whose certificates are trusted; turns TLS on for calling.")
+    token_file: str = setting(
+        "", "File with the token that services ask each other for; of several lines all are taken, the first is sent."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_pair("tls_cert", "tls_key")
+
+    def check_pair(self, name: str, other: str) -> None:
+        """Raises ConfigError where one of two files is named without the other."""
+        for given, missing in ((name, other), (other, name)):
+            if getattr(self, given) and not getattr(self, missing):
+                raise ConfigError(f"{flag(given)} {getattr(self, given)} needs {flag(missing)}", field=missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig(PeerConfig):
+    """What the three services have in common."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    metrics_port: int = setting(0, "Port of the Prometheus endpoint, /metrics on the same address; 0 opens none.")
+    otlp_endpoint: str = setting(
+        "", "OpenTelemetry collector that traces go to, as http://HOST:4317 (OTLP over gRPC); empty sends none."
+    )
+    trace_file: str = setting(
+        "", "File that finished spans are appended to, one JSON object a line; empty writes none."
+    )
+    trace_ratio: float = setting(
+        1.0, "Part of the requests that is traced, from 0 to 1, where the caller's traceparent does not decide."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range("metrics_port", 0, 65535)
+        self.check_range("trace_ratio", 0.0, 1.0)
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"--otlp-endpoint is {self.otlp_endpoint!r}, not an http:// or https:// address", field="otlp_endpoint"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(ServiceConfig):
     """What the draft and verify services have in common."""
 
     target: str = setting(EMBEDDED, "Target model: a local directory, a hub id, or 'embedded'.")
@@ -131,9 +161,13 @@ class ModelConfig(Config):
     page_size: int = setting(16, "Tokens a KV page.")
     compile: bool = setting(True, "Whether steps are compiled; the first start takes longer, later ones use the cache.")
     draft_window: int = setting(0, "Tokens of context that the drafter sees; 0 takes what its checkpoint says.")
+    tls_client_auth: bool = setting(False, "Whether callers must show a certificate that --tls-ca trusts.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("tls_cert", "tls_ca") if self.tls_client_auth else ():
+            if not getattr(self, name):
+                raise ConfigError(f"--tls-client-auth needs {flag(name)}", field=name)
         self.check_range("threads", 0, 1024)
         self.check_range("max_batch", 1, 1024)
         self.check_range("max_context", 0, 1 << 20)
@@ -194,7 +228,7 @@ class VerifyConfig(ModelConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig(Config):
+class GatewayConfig(ServiceConfig):
     """Gateway: OpenAI-compatible REST in front of a verify service."""
 
     port: int = setting(8000, "Port to listen on; 0 picks a free one.")
@@ -206,10 +240,14 @@ class GatewayConfig(Config):
     served_model_name: str = setting("", "Name in /v1/models and in requests; empty takes the target's own.")
     max_body_bytes: int = setting(16 << 20, "Largest request body.")
     request_timeout_s: float = setting(600.0, "Longest time for one request.")
+    https_cert: str = setting("", "File with the certificate that the API shows; turns HTTPS on.")
+    https_key: str = setting("", "File with its private key.")
+    api_key_file: str = setting("", "File with API keys, one a line; requests must carry one of them.")
     keepalive_s: float = setting(15.0, "Seconds of silence after which a stream gets a comment line; 0 sends none.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_pair("https_cert", "https_key")
         self.check_range("port", 0, 65535)
         self.check_range("max_body_bytes", 1024, 1 << 30)
         self.check_range("request_timeout_s", 0.1, 86_400)

@@ -3,6 +3,7 @@
 DraftwoodError
 ├── InvalidRequestError           INVALID_ARGUMENT      400   bad input; names the field
 │   └── ContextLengthError        OUT_OF_RANGE          400   prompt and answer do not fit the context
+├── UnauthenticatedError          UNAUTHENTICATED       401   no token, or a wrong one
 ├── ModelNotFoundError            NOT_FOUND             404   no such model is served
 ├── ConfigError                   FAILED_PRECONDITION   500   a setting is wrong; names it and its value
 ├── UnsupportedModelError         FAILED_PRECONDITION   500   a checkpoint or layer that cannot be served
@@ -50,6 +51,14 @@ class ContextLengthError(InvalidRequestError):
 
     grpc_status = grpc.StatusCode.OUT_OF_RANGE
     reason = "context_length_exceeded"
+
+
+class UnauthenticatedError(DraftwoodError):
+    """A call or request without the token or key that is asked for."""
+
+    grpc_status = grpc.StatusCode.UNAUTHENTICATED
+    http_status = 401
+    reason = "unauthenticated"
 
 
 class ModelNotFoundError(DraftwoodError):
@@ -119,6 +128,7 @@ class InternalError(DraftwoodError):
 LEAVES: tuple[type[DraftwoodError], ...] = (
     InvalidRequestError,
     ContextLengthError,
+    UnauthenticatedError,
     ModelNotFoundError,
     ConfigError,
     UnsupportedModelError,

@@ -46,7 +46,7 @@ CLIENT_OPTIONS: list[tuple[str, Any]] = [
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """An insecure channel to `host:port` with the project's options."""
+    """A plain channel to `host:port` with the project's options; services open theirs with `Security.channel`."""
     return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
 
 
@@ -102,7 +102,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> DraftwoodError:
             field = bad.field_violations[0].field
         elif detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
-    message = error.details() or error.code().name
+    message = refusal_in_handshake(error) or error.details() or error.code().name
     for leaf in LEAVES:
         if leaf.reason == reason and leaf.grpc_status == error.code():
             return leaf(message, field=field, retry_after_s=retry_after_s)
@@ -112,3 +112,28 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> DraftwoodError:
         (leaf(message) for leaf in LEAVES if leaf.grpc_status == error.code()),
         InternalError(f"{error.code().name}: {message}"),
     )
+
+
+# What gRPC says of a connection that did not come about, and which side is to blame.
+_HANDSHAKES = (
+    ("certificate has expired", "this side refused the other's certificate: it has expired"),
+    ("certificate is not yet valid", "this side refused the other's certificate: it is not valid yet"),
+    ("Hostname Verification Check failed", "this side refused the other's certificate: it is for another name"),
+    ("CERTIFICATE_VERIFY_FAILED", "this side refused the other's certificate: --tls-ca does not trust who signed it"),
+    ("WRONG_VERSION_NUMBER", "the other side does not speak TLS, this side does (--tls-ca)"),
+    (
+        "Socket closed",
+        "the other side closed the connection at once, as it does where it refuses this side's certificate or misses "
+        "one (--tls-cert), and where it speaks TLS and this side does not (--tls-ca)",
+    ),
+)
+
+
+def refusal_in_handshake(error: grpc.RpcError) -> str | None:
+    """Which side refused the other while they connected, and why; None where it was something else."""
+    if not isinstance(error, grpc.aio.AioRpcError | grpc.Call) or error.code() != grpc.StatusCode.UNAVAILABLE:
+        return None
+    details = error.details() or ""
+    if "failed to connect" not in details:
+        return None
+    return next((meaning for words, meaning in _HANDSHAKES if words in details), None)

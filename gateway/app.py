@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from draftwood.config import GatewayConfig
 from draftwood.errors import DraftwoodError, InternalError, UnavailableError
+from gateway.api_keys import ApiKeyMiddleware, Trust
 from gateway.chat import ChatFormat
 from gateway.completion import CompletionFormat
 from gateway.error_object import error_object, error_response
@@ -41,16 +42,19 @@ HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_lar
 class Gateway:
     """The endpoints, over one model and one verify service."""
 
-    def __init__(self, config: GatewayConfig, model: ServedModel, telemetry: Telemetry | None = None) -> None:
+    def __init__(
+        self, config: GatewayConfig, model: ServedModel, trust: Trust, telemetry: Telemetry | None = None
+    ) -> None:
         self._config = config
         self._model = model
+        self.trust = trust
         self.telemetry = telemetry
         self._client: VerifyClient | None = None
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncGenerator[None]:
         """Holds the channel, which belongs to the running event loop."""
-        self._client = VerifyClient(self._config.verify)
+        self._client = VerifyClient(self._config.verify, self.trust.security)
         try:
             yield
         finally:
@@ -93,8 +97,14 @@ class Gateway:
         self._model.check_name(request.path_params["name"])
         return JSONResponse(self._model.to_object(await self._target_or_none()))
 
-    async def health(self, _request: Request) -> Response:
-        """GET /health: 200 if a request would be served now."""
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200 if a request would be served now; without the API key that is asked for, no details."""
+        response = await self._health()
+        if request.state.is_trusted:
+            return response
+        return JSONResponse({"status": "ok" if response.status_code == 200 else "unavailable"}, response.status_code)
+
+    async def _health(self) -> Response:
         try:
             target, load = await asyncio.gather(self.client.target(fresh=True), self.client.load())
             self._model.check_target(target)
@@ -169,7 +179,7 @@ def create_app(gateway: Gateway) -> Starlette:
         ClientDisconnect: _on_disconnect,
         Exception: _on_fault,
     }
-    middleware = [Middleware(RequestIdMiddleware), cors]
+    middleware = [Middleware(RequestIdMiddleware), cors, Middleware(ApiKeyMiddleware, keys=gateway.trust.api_keys)]
     if gateway.telemetry is not None:
         middleware.insert(1, Middleware(TelemetryMiddleware, gateway.telemetry))
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=gateway.lifespan)

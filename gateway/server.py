@@ -13,6 +13,7 @@ import uvicorn
 
 from draftwood.config import GatewayConfig
 from draftwood.errors import ConfigError
+from gateway.api_keys import Trust
 from gateway.app import Gateway, create_app
 from gateway.served_model import ServedModel
 from gateway.telemetry import Telemetry
@@ -25,10 +26,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Server(uvicorn.Server):
     """One gateway. A signal stops it cleanly: uvicorn would raise it again once it is done, which ends in an error."""
 
-    def __init__(self, config: GatewayConfig, model: ServedModel, listener: socket.socket) -> None:
+    def __init__(self, config: GatewayConfig, model: ServedModel, trust: Trust, listener: socket.socket) -> None:
         self._telemetry = Telemetry.start(config)
         options = uvicorn.Config(
-            create_app(Gateway(config, model, self._telemetry)),
+            create_app(Gateway(config, model, trust, self._telemetry)),
             loop="uvloop",
             ws="none",
             lifespan="on",
@@ -36,16 +37,19 @@ class Server(uvicorn.Server):
             access_log=False,
             timeout_graceful_shutdown=DRAIN_S,
             timeout_keep_alive=KEEP_ALIVE_S,
+            ssl_certfile=config.https_cert or None,
+            ssl_keyfile=config.https_key or None,
         )
         super().__init__(options)
         self._listener = listener
         self._on_ready: Callable[[], None] = _nothing
-        self.address = _url(listener)
+        self.address = _url(listener, "https" if config.https_cert else "http")
         self.model_name = model.name
 
     @classmethod
     def bind(cls, config: GatewayConfig, model: ServedModel) -> Self:
-        """Binds the port. Raises ConfigError."""
+        """Binds the port. Raises ConfigError, also for wrong certificates and keys."""
+        trust = Trust.load(config)
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,7 +58,7 @@ class Server(uvicorn.Server):
         except OSError as error:
             listener.close()
             raise ConfigError(f"--port {config.port}: cannot listen on {config.host}: {error}", field="port") from error
-        return cls(config, model, listener)
+        return cls(config, model, trust, listener)
 
     def stop_on_signals(self) -> None:
         """From now on SIGTERM and SIGINT stop the server; a second SIGINT does not wait for running answers."""
@@ -86,6 +90,6 @@ def _nothing() -> None:
     pass
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -13,8 +13,9 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftwood import rpc, wire
-from draftwood.errors import DraftwoodError, InternalError, InvalidRequestError, UnavailableError
+from draftwood.errors import DraftwoodError, InternalError, InvalidRequestError, UnauthenticatedError, UnavailableError
 from draftwood.sampling import SamplingParams
+from draftwood.security import OPEN, Security
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
 from gateway.stats import Stats
 
@@ -145,9 +146,9 @@ Event = Started | Chunk | Finished
 class VerifyClient:
     """One channel to the verify service. Errors come out as DraftwoodError, with field names as users know them."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, security: Security = OPEN) -> None:
         self.address = address
-        self._channel = rpc.open_channel(address)
+        self._channel = security.channel(address)
         self._stub: Any = verify_pb2_grpc.VerifyServiceStub(self._channel)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
         self._target: Target | None = None
@@ -202,7 +203,8 @@ class VerifyClient:
     def _failure(self, error: grpc.aio.AioRpcError) -> DraftwoodError:
         self._target = None
         failure = rpc.from_rpc_error(error)
-        if isinstance(failure, UnavailableError):
+        # A token that is refused is between the services: whoever asked the gateway did nothing wrong.
+        if isinstance(failure, UnavailableError | UnauthenticatedError):
             text = f"the verify service at {self.address} is not available: {failure.message}"
             return UnavailableError(text, retry_after_s=failure.retry_after_s or RETRY_AFTER_S)
         if isinstance(failure, InvalidRequestError) and failure.field in REQUEST_FIELDS:

@@ -7,14 +7,12 @@ import logging
 import signal
 import sys
 
-import grpc.aio
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError, UnavailableError
-from draftwood.rpc import SERVER_OPTIONS
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.request_watch import RequestWatch
 from verify_service.service import Service, build
@@ -31,7 +29,7 @@ DRAIN_S = 5.0
 async def serve(config: VerifyConfig, service: Service) -> None:
     """Listens, says so on standard output, and serves until a signal."""
     telemetry = Telemetry.start(config, service)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = service.security.server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(
         VerifyServicer(
             service.engine,
@@ -46,7 +44,7 @@ async def serve(config: VerifyConfig, service: Service) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     try:
-        port = server.add_insecure_port(f"{config.host}:{config.port}")
+        port = service.security.listen(server, config.host, config.port)
     except RuntimeError as error:
         raise UnavailableError(f"--port {config.port}: cannot listen on {config.host}:{config.port}") from error
     service.engine.start()

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import grpc
 
 from draftwood.errors import MalformedTreeError, ModelMismatchError
-from draftwood.rpc import CLIENT_OPTIONS
+from draftwood.rpc import refusal_in_handshake
+from draftwood.security import OPEN, Security
 from draftwood.tree import DraftTree
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
 from draftwood.wire import tree_from_wire
@@ -24,7 +25,7 @@ from verify_service.drafting import DraftAnswer, DrafterFacts, DraftJob, DraftOu
 log = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
-MIN_BACKOFF_S, MAX_BACKOFF_S, MISMATCH_BACKOFF_S = 0.1, 2.0, 5.0
+MIN_BACKOFF_S, MAX_BACKOFF_S, HOPELESS_BACKOFF_S = 0.1, 2.0, 5.0
 
 _REFUSALS = {
     draft_pb2.REFUSAL_REASON_CACHE_FULL: Refused.CACHE_FULL,
@@ -68,8 +69,8 @@ def check_handshake(expected: Expected, model: draft_pb2.DraftModel) -> DrafterF
 class DraftClient:
     """Keeps looking for a drafter at one address, with back-off."""
 
-    def __init__(self, address: str, expected: Expected) -> None:
-        self.address, self.expected = address, expected
+    def __init__(self, address: str, expected: Expected, security: Security = OPEN) -> None:
+        self.address, self.expected, self._security = address, expected, security
         self.status = "absent"
         self.mismatch: str | None = None
         self.link: DraftLink | None = None
@@ -107,16 +108,18 @@ class DraftClient:
     def _supervise(self) -> None:
         backoff = MIN_BACKOFF_S
         while not self._stopping.is_set():
-            with grpc.insecure_channel(self.address, options=CLIENT_OPTIONS) as channel:
+            with self._security.sync_channel(self.address) as channel:
                 stub = draft_pb2_grpc.DraftServiceStub(channel)
                 try:
                     link = self._connect(stub)
                 except ModelMismatchError as error:
                     self._say("mismatch: " + error.message)
-                    self.mismatch, backoff = error.message, MISMATCH_BACKOFF_S
-                except grpc.RpcError:
-                    self._say(f"absent: nothing answers at {self.address}")
-                    self.mismatch, backoff = None, min(backoff * 2, MAX_BACKOFF_S)
+                    self.mismatch, backoff = error.message, HOPELESS_BACKOFF_S
+                except grpc.RpcError as error:
+                    refusal = _refusal(error)
+                    self._say(f"refused: {refusal}" if refusal else f"absent: nothing answers at {self.address}")
+                    self.mismatch = None
+                    backoff = HOPELESS_BACKOFF_S if refusal else min(backoff * 2, MAX_BACKOFF_S)
                 else:
                     self.mismatch, backoff, self.link = None, MIN_BACKOFF_S, link
                     self._say("ready")
@@ -174,3 +177,10 @@ class DraftClient:
             log.warning("rejected a tree: %s", error.message)
             return DraftOutcome(None, Refused.MALFORMED, error.message)
         return DraftOutcome(tree)
+
+
+def _refusal(error: grpc.RpcError) -> str | None:
+    """Which side refused the other; None where nobody answered."""
+    if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
+        return error.details()
+    return refusal_in_handshake(error)

@@ -13,6 +13,7 @@ from draftwood.checkpoint import model_id, resolve, tokenizer_hash
 from draftwood.config import VerifyConfig
 from draftwood.device import pick_device, pick_dtype, use_threads
 from draftwood.errors import ConfigError
+from draftwood.security import Security
 from draftwood.v1 import verify_pb2
 from verify_service.cache.pages import PageAllocator, SlotAllocator
 from verify_service.cache.pools import allocate_pools
@@ -44,11 +45,13 @@ class Service:
     client: DraftClient | None
     defaults: Defaults
     facts: TargetFacts
+    security: Security
     description: str
 
 
 def build(config: VerifyConfig) -> Service:
     """Loads and allocates everything. Raises a DraftwoodError naming the setting, layer or tensor at fault."""
+    security = Security.load(config)
     device = pick_device(config)
     dtype = pick_dtype(config, device)
     use_threads(config.threads)
@@ -75,7 +78,7 @@ def build(config: VerifyConfig) -> Service:
     decoder = Decoder(target, pools, Committer(pools, compile_steps=config.compile), projector)
     decoder.debug_steps = config.debug_metrics
     scheduler = Scheduler(pages, slots, max_batch=config.max_batch, max_queue=config.max_queue)
-    client = _draft_client(config, directory, spec, projector)
+    client = _draft_client(config, security, directory, spec, projector)
     drafter = Drafter(client, pools, timeout_s=config.draft_timeout_ms / 1e3)
     engine = Engine(decoder, scheduler, drafter, prefill_tokens=config.prefill_tokens)
     name = model_id(config.target, directory)
@@ -84,6 +87,7 @@ def build(config: VerifyConfig) -> Service:
         client,
         _defaults(config, spec, max_context, device),
         TargetFacts(_target_model(spec, name, directory, dtype, max_context, projector), random.getrandbits(63)),
+        security,
         f"{name}, {str(dtype).removeprefix('torch.')}, {torch.get_num_threads()} threads",
     )
 
@@ -113,7 +117,7 @@ def _projector(
 
 
 def _draft_client(
-    config: VerifyConfig, directory: Path, spec: TargetSpec, projector: FeatureProjector | None
+    config: VerifyConfig, security: Security, directory: Path, spec: TargetSpec, projector: FeatureProjector | None
 ) -> DraftClient | None:
     if projector is None or config.drafter == "none":
         return None
@@ -126,6 +130,7 @@ def _draft_client(
             tokenizer_hash=tokenizer_hash(directory),
             projection_checksum=projector.checksum,
         ),
+        security,
     )
 
 

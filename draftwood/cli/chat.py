@@ -10,9 +10,11 @@ from click.core import ParameterSource
 
 from draftwood.cli.console import err, out
 from draftwood.cli.launch import private_config, private_settings, private_stack, run_stoppable
+from draftwood.cli.options import settings
 from draftwood.cli.rest import Answer, Figures, Question, RestClient
-from draftwood.config import ALGORITHMS, GatewayConfig, flag
+from draftwood.config import ALGORITHMS, GatewayConfig, PeerConfig, flag
 from draftwood.errors import UnavailableError
+from draftwood.tokens import read_tokens
 
 DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}/v1"
 _OWN = ("target", "draft", "dtype", "device", "threads", "draft_threads", "compile")
@@ -30,6 +32,8 @@ def _not_empty(_context: click.Context, argument: click.Parameter, value: str) -
     "--url",
     help=f"Address of the API. Without it, {DEFAULT_URL}, or services of this command's own where nothing answers.",
 )
+@settings(PeerConfig, only=("tls_ca",))
+@click.option("--api-key-file", default="", help="File with the API key to send; of several lines the first.")
 @click.option("--system", help="System message.")
 @click.option("--temperature", type=float, help="0 is greedy; above, tokens are drawn.")
 @click.option("--seed", type=int, help="Seed of the draws: the same seed gives the same text, whatever is drafted.")
@@ -37,7 +41,7 @@ def _not_empty(_context: click.Context, argument: click.Parameter, value: str) -
 @click.option("--algorithm", type=click.Choice(ALGORITHMS), help="How candidates are proposed for this question.")
 @click.option("--tree-budget", type=int, help="Nodes of a tree without the root, for this question.")
 @private_settings(compile=False)
-def chat(question: str, url: str | None, **values: Any) -> None:
+def chat(question: str, url: str | None, tls_ca: str, api_key_file: str, **values: Any) -> None:
     """Ask one question and stream the answer.
 
     The answer's speed follows on standard error. With no gateway running, the three services are started for this one
@@ -49,16 +53,21 @@ def chat(question: str, url: str | None, **values: Any) -> None:
       draftwood chat "What are the benefits of walking?"
       draftwood chat --temperature 0.7 --seed 1 "Write a short story about a lamp."
       draftwood chat --url http://10.0.0.8:8000/v1 --algorithm none "Why is sleep important?"
+      draftwood chat --url https://llm.example:8000/v1 --tls-ca ca.pem --api-key-file key "Why is sleep important?"
     """
     stack_values = {name: values.pop(name) for name in _OWN}
     source = click.get_current_context().get_parameter_source
     ignored = [flag(name) for name in _OWN if source(name) is ParameterSource.COMMANDLINE]
-    run_stoppable(_chat(Question(text=question, **values), url, stack_values, ignored))
+    key = read_tokens(api_key_file, "--api-key-file")[0] if api_key_file else ""
+    client = RestClient(url or DEFAULT_URL, authorities=tls_ca, key=key)
+    run_stoppable(_chat(Question(text=question, **values), url, client, stack_values, ignored))
 
 
-async def _chat(question: Question, url: str | None, stack_values: dict[str, Any], ignored: Sequence[str]) -> None:
+async def _chat(
+    question: Question, url: str | None, client: RestClient, stack_values: dict[str, Any], ignored: Sequence[str]
+) -> None:
     try:
-        await ask(url or DEFAULT_URL, question, ignored)
+        await ask(client, question, ignored)
         return
     except UnavailableError:
         if url is not None:
@@ -68,17 +77,19 @@ async def _chat(question: Question, url: str | None, stack_values: dict[str, Any
         markup=False,
     )
     async with private_stack(private_config(stack_values)) as stack:
-        await ask(stack.url, question)
+        await ask(RestClient(stack.url), question)
 
 
-async def ask(url: str, question: Question, ignored: Sequence[str] = ()) -> Answer:
+async def ask(client: RestClient, question: Question, ignored: Sequence[str] = ()) -> Answer:
     """Streams the answer to standard output and its figures to standard error; names options that a running gateway
     has no use for."""
-    async with RestClient(url) as client:
+    async with client:
         model = await client.model()
         if ignored:
             err.print(
-                f"warning: {', '.join(ignored)} ignored: a gateway answers at {url}", markup=False, soft_wrap=True
+                f"warning: {', '.join(ignored)} ignored: a gateway answers at {client.url}",
+                markup=False,
+                soft_wrap=True,
             )
         answer = await stream_to_console(client, question, model)
     err.print(summary(answer.figures), style="dim", markup=False)

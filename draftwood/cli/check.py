@@ -8,7 +8,10 @@ from typing import Any
 import click
 
 from draftwood.cli.console import out
-from draftwood.config import DraftConfig, GatewayConfig, VerifyConfig
+from draftwood.cli.options import build, settings
+from draftwood.config import DraftConfig, GatewayConfig, PeerConfig, VerifyConfig
+
+PLAIN = PeerConfig()
 
 
 @click.command()
@@ -19,22 +22,24 @@ from draftwood.config import DraftConfig, GatewayConfig, VerifyConfig
     help="gRPC service name to ask about, such as draftwood.v1.VerifyService; empty asks about the whole server.",
 )
 @click.option("--timeout", "timeout_s", default=5.0, show_default=True, help="Seconds to wait for an answer.")
-def check(address: str | None, service: str, timeout_s: float) -> None:
+@settings(PeerConfig)
+def check(address: str | None, service: str, timeout_s: float, **values: Any) -> None:
     """Say whether services are healthy.
 
     Prints one line each; the exit code is 0 if all are, else 1.
 
-    ADDRESS is host:port of a gRPC service or http://host:port of a gateway. Without it the three default addresses are
-    checked.
+    ADDRESS is host:port of a gRPC service, or http://host:port or https://host:port of a gateway. Without it the three
+    default addresses are checked.
 
     \b
     Examples:
       draftwood check
       draftwood check 127.0.0.1:50051 --service draftwood.v1.VerifyService
       draftwood check http://127.0.0.1:8000
+      draftwood check verify.example:50051 --tls-ca ca.pem --token-file token
     """
     addresses = [address] if address is not None else default_addresses()
-    healthy = asyncio.run(_check_all(addresses, service, timeout_s))
+    healthy = asyncio.run(_check_all(addresses, service, timeout_s, build(PeerConfig, values)))
     raise SystemExit(0 if healthy else 1)
 
 
@@ -48,8 +53,8 @@ def default_addresses() -> list[str]:
     ]
 
 
-async def _check_all(addresses: list[str], service: str, timeout_s: float) -> bool:
-    problems = await asyncio.gather(*(problem(address, service, timeout_s) for address in addresses))
+async def _check_all(addresses: list[str], service: str, timeout_s: float, peers: PeerConfig) -> bool:
+    problems = await asyncio.gather(*(problem(address, service, timeout_s, peers) for address in addresses))
     for address, trouble in zip(addresses, problems, strict=True):
         out.print(
             f"{address} {'healthy' if trouble is None else f'not healthy: {trouble}'}", markup=False, soft_wrap=True
@@ -57,19 +62,21 @@ async def _check_all(addresses: list[str], service: str, timeout_s: float) -> bo
     return all(trouble is None for trouble in problems)
 
 
-async def problem(address: str, service: str, timeout_s: float) -> str | None:
-    """What is wrong at an address; None if it is healthy."""
+async def problem(address: str, service: str, timeout_s: float, peers: PeerConfig = PLAIN) -> str | None:
+    """What is wrong at an address; None if it is healthy. Raises ConfigError where a file of `peers` is wrong."""
     if address.startswith(("http://", "https://")):
-        return await _http_problem(address, timeout_s)
-    return await _grpc_problem(address, service, timeout_s)
+        return await _http_problem(address, timeout_s, peers)
+    return await _grpc_problem(address, service, timeout_s, peers)
 
 
-async def _http_problem(address: str, timeout_s: float) -> str | None:
+async def _http_problem(address: str, timeout_s: float, peers: PeerConfig) -> str | None:
     import httpx
+
+    from draftwood.security import https_trust
 
     url = address.rstrip("/").removesuffix("/v1").removesuffix("/health") + "/health"
     try:
-        async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=timeout_s, trust_env=False, verify=https_trust(peers.tls_ca)) as client:
             response = await client.get(url)
     except httpx.TimeoutException:
         return f"no answer within {timeout_s:g} s"
@@ -94,13 +101,14 @@ def _nothing(address: str) -> str:
     return f"nothing listens at {address} (is it still starting?)"
 
 
-async def _grpc_problem(address: str, service: str, timeout_s: float) -> str | None:
+async def _grpc_problem(address: str, service: str, timeout_s: float, peers: PeerConfig) -> str | None:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    from draftwood.rpc import open_channel
+    from draftwood.rpc import refusal_in_handshake
+    from draftwood.security import Security
 
-    async with open_channel(address) as channel:
+    async with Security.load(peers).channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             response = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
@@ -109,6 +117,6 @@ async def _grpc_problem(address: str, service: str, timeout_s: float) -> str | N
                 return f"no answer within {timeout_s:g} s"
             if error.code() == grpc.StatusCode.NOT_FOUND:
                 return f"no such service: {service}"
-            return _explain(address, error.details() or error.code().name)
+            return refusal_in_handshake(error) or _explain(address, error.details() or error.code().name)
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
     return None if status == "SERVING" else status

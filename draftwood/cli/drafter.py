@@ -7,20 +7,22 @@ import asyncio
 import grpc.aio
 
 from draftwood.errors import UnavailableError
-from draftwood.rpc import from_rpc_error, open_channel
+from draftwood.rpc import from_rpc_error
+from draftwood.security import OPEN, Security
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
 
 HANDSHAKE_S = 30.0
 _POLL_S = 0.1
 
 
-async def drafter_status(address: str, *, wait_s: float = HANDSHAKE_S) -> str:
-    """What the verify service says of its drafter: "ready", "mismatch: …", or "absent…" after waiting for `wait_s`.
+async def drafter_status(address: str, *, wait_s: float = HANDSHAKE_S, security: Security = OPEN) -> str:
+    """What the verify service says of its drafter: "ready", "mismatch: …", "refused: …", or "absent…" after waiting for
+    `wait_s`.
 
     The two services start side by side, so the handshake may still be under way when both are ready.
     """
     deadline = asyncio.get_running_loop().time() + wait_s
-    async with open_channel(address) as channel:
+    async with security.channel(address) as channel:
         stub: verify_pb2_grpc.VerifyServiceAsyncStub = verify_pb2_grpc.VerifyServiceStub(channel)
         while True:
             try:
@@ -33,8 +35,8 @@ async def drafter_status(address: str, *, wait_s: float = HANDSHAKE_S) -> str:
             await asyncio.sleep(_POLL_S)
 
 
-async def require_drafter(address: str) -> None:
+async def require_drafter(address: str, security: Security = OPEN) -> None:
     """Raises UnavailableError where the verify service does not use a drafter, saying why."""
-    status = await drafter_status(address)
+    status = await drafter_status(address, security=security)
     if status != "ready":
         raise UnavailableError(f"the verify service at {address} does not use a drafter: {status}")

@@ -16,7 +16,7 @@ from draftwood.errors import UnavailableError
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 STOP_GRACE_S = 15.0  # the gateway lets running answers go on for 10
-_READY = re.compile(r" ready on (?:http://)?(?P<address>[^\s/]+:\d+)")
+_READY = re.compile(r" ready on (?:https?://)?(?P<address>[^\s/]+:\d+)")
 _TAIL_LINES = 20
 _MAX_LINE_BYTES = 1 << 20
 

@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 
 from draftwood.errors import InternalError, InvalidRequestError, UnavailableError
+from draftwood.security import https_trust
+from draftwood.tokens import header
 
 _TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 
@@ -74,12 +76,20 @@ class Answer:
 
 
 class RestClient:
-    """A gateway's REST API at `url`, with or without the /v1 at its end. An async context manager."""
+    """A gateway's REST API at `url`, with or without the /v1 at its end. An async context manager.
 
-    def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1") + "/v1"
+    `authorities` is a file of those whose certificates are trusted in the system's place, `key` the API key to send.
+    """
+
+    def __init__(self, url: str, *, authorities: str = "", key: str = "") -> None:
+        self.url = url.rstrip("/").removesuffix("/v1") + "/v1"
         # Proxies of the environment are for the outside world.
-        self._http = httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False)
+        self._http = httpx.AsyncClient(
+            timeout=_TIMEOUT,
+            trust_env=False,
+            verify=https_trust(authorities),
+            headers={"authorization": header(key)} if key else None,
+        )
 
     async def __aenter__(self) -> RestClient:
         return self
@@ -90,10 +100,10 @@ class RestClient:
     async def model(self) -> str:
         """Name of the served model. Raises UnavailableError where nothing answers."""
         try:
-            response = await self._http.get(f"{self._url}/models")
+            response = await self._http.get(f"{self.url}/models")
         except httpx.TransportError as error:
             raise UnavailableError(
-                f"no gateway answers at {self._url} ({error}); start one with `draftwood up`"
+                f"no gateway answers at {self.url} ({error}); start one with `draftwood up`"
             ) from error
         await _raise_for_status(response)
         return response.json()["data"][0]["id"]
@@ -102,7 +112,7 @@ class RestClient:
         """Pieces of text as they arrive, then the whole answer."""
         pieces: list[str] = []
         finish_reason, usage, figures = "", dict[str, Any](), dict[str, Any]()
-        async with self._http.stream("POST", f"{self._url}/chat/completions", json=question.body(model)) as response:
+        async with self._http.stream("POST", f"{self.url}/chat/completions", json=question.body(model)) as response:
             await _raise_for_status(response)
             async for event in server_sent_events(response.aiter_lines()):
                 if "error" in event:

@@ -101,7 +101,8 @@ class Stack:
     def url(self) -> str:
         """Base address of the REST API. The stack must have a gateway."""
         assert self.config.gateway is not None, "a stack without a gateway"
-        return f"http://{join(self.config.gateway.host, self.config.gateway.port)}/v1"
+        scheme = "https" if self.config.gateway.https_cert else "http"
+        return f"{scheme}://{join(self.config.gateway.host, self.config.gateway.port)}/v1"
 
     @property
     def pids(self) -> dict[str, int]:

@@ -18,6 +18,7 @@ from draftwood.cli.process import ServiceDiedError
 from draftwood.cli.stack import NO_DRAFTER, Stack, StackConfig
 from draftwood.config import DraftConfig, GatewayConfig, ModelConfig, VerifyConfig
 from draftwood.errors import UnavailableError
+from draftwood.security import Security
 
 _DEATH_IS_NOTICED_S = 2.0
 
@@ -104,7 +105,7 @@ async def _serve(stack: Stack, progress: Progress) -> ServiceDiedError:
     with progress:
         await stack.start()
         if stack.config.draft is not None:
-            await require_drafter(stack.verify_address)
+            await require_drafter(stack.verify_address, Security.load(stack.config.verify))
     if stack.config.gateway is not None:
         out.print(_example(stack.url), markup=False, soft_wrap=True)
     return await stack.supervise()

@@ -32,7 +32,9 @@ def console(monkeypatch: pytest.MonkeyPatch) -> Console:
 
 async def test_the_answer_is_shown_as_it_is(console: Console, capfd: pytest.CaptureFixture[str]) -> None:
     async with fake_gateway() as (url, bodies):
-        got = await ask(url, Question(text="Why?", system="Be brief.", temperature=0.5, seed=3, max_tokens=9))
+        got = await ask(
+            RestClient(url), Question(text="Why?", system="Be brief.", temperature=0.5, seed=3, max_tokens=9)
+        )
     assert got.text == TEXT
     assert got.finish_reason == "stop"
     assert console.export_text() == TEXT + "\n"
@@ -61,13 +63,13 @@ async def test_what_is_not_given_is_left_to_the_server() -> None:
 async def test_nobody_there() -> None:
     url = f"http://127.0.0.1:{free_port('127.0.0.1')}/v1"
     with pytest.raises(UnavailableError, match="no gateway answers"):
-        await ask(url, Question(text="x"))
+        await ask(RestClient(url), Question(text="x"))
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1/"])
 async def test_the_path_may_be_left_out(console: Console, suffix: str) -> None:
     async with fake_gateway() as (url, bodies):
-        await ask(url.removesuffix("/v1") + suffix, Question(text="Why?"))
+        await ask(RestClient(url.removesuffix("/v1") + suffix), Question(text="Why?"))
     assert len(bodies) == 1
 
 
@@ -86,19 +88,19 @@ async def test_a_refusal_is_passed_on() -> None:
 
     async with fake_gateway(refuse) as (url, _):
         with pytest.raises(InvalidRequestError, match=r"answers 400: tree_budget is 99, not in \[1, 63\]"):
-            await ask(url, Question(text="x"))
+            await ask(RestClient(url), Question(text="x"))
 
 
 async def test_an_error_within_the_stream_is_passed_on(console: Console) -> None:
     async with fake_gateway(lambda body: [*answer(body)[:2], event(error={"message": "went down"})]) as (url, _):
         with pytest.raises(InternalError, match="went down"):
-            await ask(url, Question(text="x"))
+            await ask(RestClient(url), Question(text="x"))
 
 
 async def test_another_server_is_noticed(console: Console) -> None:
     async with fake_gateway(lambda body: [*answer(body)[:5], "data: [DONE]"]) as (url, _):
         with pytest.raises(InternalError, match="is this a Draftwood gateway"):
-            await ask(url, Question(text="x"))
+            await ask(RestClient(url), Question(text="x"))
 
 
 async def test_figures_that_are_not_known(console: Console) -> None:
@@ -108,7 +110,7 @@ async def test_figures_that_are_not_known(console: Console) -> None:
         return [*answer(body)[:5], event(choices=[], usage={"completion_tokens": 1}, draftwood=figures)]
 
     async with fake_gateway(brief) as (url, _):
-        got = await ask(url, Question(text="x"))
+        got = await ask(RestClient(url), Question(text="x"))
     assert summary(got.figures) == "1 tokens, 0.0 tokens/s, 0 steps, 0.00 tokens per step, seed 1"
 
 

@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from draftwood import rpc
 from draftwood.errors import DraftwoodError
+from draftwood.security import OPEN, Security
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
 
 EOS = 2
@@ -186,13 +187,13 @@ def stats(token_ids: list[int], num_chunks: int) -> verify_pb2.GenerateStats:
 
 
 @asynccontextmanager
-async def serve(fake: FakeVerify, port: int = 0) -> AsyncGenerator[int]:
+async def serve(fake: FakeVerify, port: int = 0, security: Security = OPEN) -> AsyncGenerator[int]:
     """Serves the fake on a port, which it gives."""
-    server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
+    server = security.server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(fake, server)
     health_pb2_grpc.add_HealthServicer_to_server(fake.health, server)
     await fake.health.set("", health_pb2.HealthCheckResponse.SERVING)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    port = security.listen(server, "127.0.0.1", port)
     await server.start()
     try:
         yield port

@@ -10,8 +10,9 @@ from typing import Self
 import grpc.aio
 
 from draftwood.errors import InternalError, UnavailableError
-from draftwood.rpc import from_rpc_error, open_channel
+from draftwood.rpc import from_rpc_error
 from draftwood.sampling import SamplingParams
+from draftwood.security import OPEN, Security
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
 from draftwood.wire import ALGORITHM_TO_WIRE, sampling_to_wire
 
@@ -106,8 +107,8 @@ class Target:
 class VerifyClient:
     """One channel to a verify service; an async context manager."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = open_channel(address)
+    def __init__(self, address: str, security: Security = OPEN) -> None:
+        self._channel = security.channel(address)
         self._stub: verify_pb2_grpc.VerifyServiceAsyncStub = verify_pb2_grpc.VerifyServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,17 +16,20 @@ from draftwood.cli.bench.prompts import PromptEncoder
 from draftwood.cli.drafter import require_drafter
 from draftwood.cli.launch import private_config, private_settings, private_stack
 from draftwood.cli.machine import peak_memory_bytes
+from draftwood.cli.options import build, settings
 from draftwood.cli.stack import NO_DRAFTER, Stack
-from draftwood.config import ModelConfig
+from draftwood.config import ModelConfig, PeerConfig, flag
 from draftwood.errors import ConfigError
+from draftwood.security import Security
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
-STACK_FIELDS = ("target", "draft", "dtype", "device", "threads", "draft_threads", "compile")
+PEER_FIELDS = tuple(spec.name for spec in fields(PeerConfig))
+STACK_FIELDS = ("target", "draft", "dtype", "device", "threads", "draft_threads", "compile", *PEER_FIELDS)
 
 
 def session_options(**defaults: Any) -> Callable[[AnyFunction], AnyFunction]:
-    """The option --verify, and those of a stack started here."""
+    """The option --verify, those with which a running service is called, and those of a stack started here."""
 
     def decorate(function: AnyFunction) -> AnyFunction:
         address = click.option(
@@ -34,7 +37,7 @@ def session_options(**defaults: Any) -> Callable[[AnyFunction], AnyFunction]:
             help="Address of a running verify service; without it, services are started on free "
             "ports with the options below.",
         )
-        return address(private_settings(**defaults)(function))
+        return address(settings(PeerConfig)(private_settings(**defaults)(function)))
 
     return decorate
 
@@ -61,6 +64,10 @@ async def open_session(
     verify: str | None, values: dict[str, Any], *, needs_drafter: bool, max_concurrency: int, max_tree_budget: int
 ) -> AsyncGenerator[Session]:
     """Starts or finds the services. Raises ConfigError where the tokenizer or the drafter is not what is needed."""
+    peers = build(PeerConfig, {name: values[name] for name in PEER_FIELDS if name in values})
+    if verify is None and (given := [name for name in PEER_FIELDS if getattr(peers, name)]):
+        raise ConfigError(f"{flag(given[0])} is for calling a running service: it needs --verify", field=given[0])
+    security = Security.load(peers)
     directory = checkpoint.resolve(values["target"], setting="target")
     encoder = PromptEncoder(directory)
     async with AsyncExitStack() as exits:
@@ -75,8 +82,8 @@ async def open_session(
             stack = await exits.enter_async_context(private_stack(private_config(values, **more)))
         address = stack.verify_address if stack is not None else str(verify)
         if needs_drafter:
-            await require_drafter(address)
-        client = await exits.enter_async_context(VerifyClient(address))
+            await require_drafter(address, security)
+        client = await exits.enter_async_context(VerifyClient(address, security))
         target = await client.target()
         if target.tokenizer_hash != checkpoint.tokenizer_hash(directory):
             raise ConfigError(
