@@ -14,7 +14,7 @@ from verify_service import draft_client
 
 @pytest.fixture(autouse=True)
 def _no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
-    for name in ("MIN_BACKOFF_S", "MAX_BACKOFF_S", "MISMATCH_BACKOFF_S"):
+    for name in ("MIN_BACKOFF_S", "MAX_BACKOFF_S", "HOPELESS_BACKOFF_S"):
         monkeypatch.setattr(draft_client, name, 0.05)
 
 
