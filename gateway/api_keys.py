@@ -1,4 +1,5 @@
-"""Whom the gateway trusts, and API keys: requests carry one as `Authorization: Bearer KEY`, as OpenAI's clients send it, or are refused with 401."""
+"""Whom the gateway trusts. Requests carry an API key as `Authorization: Bearer KEY`, as OpenAI's clients do, or are
+refused with 401."""
 
 from __future__ import annotations
 
