@@ -19,6 +19,9 @@ ALGORITHMS = ("none", "dflash", "ddtree")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 EMBEDDED = "embedded"
+DRAIN_HELP = (
+    "At a stop, how long requests that were accepted may go on; new ones are refused with a retry time meanwhile."
+)
 
 
 def setting(default: Any, help_text: str, choices: tuple[str, ...] | None = None) -> Any:
@@ -213,8 +216,18 @@ class VerifyConfig(ModelConfig):
         "Serve recurrent layers that have no tree adapter, wrongly once a draft is rejected.",
     )
     max_queue: int = setting(64, "Requests that may wait; more are refused with a retry time.")
-    prefill_tokens: int = setting(256, "Prompt tokens processed between two decode steps at most.")
+    cache_tokens: int = setting(
+        0,
+        "Tokens that the KV pages hold for all sequences together; 0 takes max_batch times the longest sequence. With "
+        "fewer, requests wait for pages, too.",
+    )
+    prefill_tokens: int = setting(
+        256,
+        "Prompt tokens in one pass at most, over several prompts. Beside answers that are being decoded a pass has at "
+        "most 64, and the passes together take two fifths of the steps' time.",
+    )
     draft_timeout_ms: int = setting(1000, "How long a step waits for the drafter before it goes on without a draft.")
+    drain_timeout_s: float = setting(10.0, DRAIN_HELP)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,6 +238,14 @@ class VerifyConfig(ModelConfig):
         self.check_range("max_queue", 0, 1 << 20)
         self.check_range("prefill_tokens", 1, 1 << 20)
         self.check_range("draft_timeout_ms", 1, 600_000)
+        self.check_range("cache_tokens", 0, 1 << 31)
+        self.check_range("drain_timeout_s", 0, 86_400)
+        if 0 < self.cache_tokens < self.max_context:
+            raise ConfigError(
+                f"--cache-tokens is {self.cache_tokens}, less than the {self.max_context} of --max-context: "
+                "the longest request would never fit",
+                field="cache_tokens",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,6 +264,7 @@ class GatewayConfig(ServiceConfig):
     https_cert: str = setting("", "File with the certificate that the API shows; turns HTTPS on.")
     https_key: str = setting("", "File with its private key.")
     api_key_file: str = setting("", "File with API keys, one a line; requests must carry one of them.")
+    drain_timeout_s: float = setting(10.0, DRAIN_HELP)
     keepalive_s: float = setting(15.0, "Seconds of silence after which a stream gets a comment line; 0 sends none.")
 
     def __post_init__(self) -> None:
@@ -252,3 +274,4 @@ class GatewayConfig(ServiceConfig):
         self.check_range("max_body_bytes", 1024, 1 << 30)
         self.check_range("request_timeout_s", 0.1, 86_400)
         self.check_range("keepalive_s", 0, 3600)
+        self.check_range("drain_timeout_s", 0, 86_400)

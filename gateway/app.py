@@ -22,6 +22,7 @@ from draftwood.config import GatewayConfig
 from draftwood.errors import DraftwoodError, InternalError, UnavailableError
 from gateway.api_keys import ApiKeyMiddleware, Trust
 from gateway.chat import ChatFormat
+from gateway.client_key import client_key
 from gateway.completion import CompletionFormat
 from gateway.error_object import error_object, error_response
 from gateway.generation import UNWATCHED, Generator, Watch
@@ -71,7 +72,7 @@ class Gateway:
         body = await read_request(ChatRequest, request, self._config.max_body_bytes)
         target = await self._target_for(body)
         prompt = await encode_chat(body, self._model.template, self._model.tokenizer)
-        plan = make_plan(body, [prompt], target, self._model.defaults, _caller(request))
+        plan = make_plan(body, [prompt], target, self._model.defaults, _caller(request, body))
         return await self._respond(request, body, self._reply(request, ChatFormat(self._model.tokenizer), plan, target))
 
     async def complete(self, request: Request) -> Response:
@@ -80,7 +81,7 @@ class Gateway:
         target = await self._target_for(body)
         tokenizer = self._model.tokenizer
         prompts = await encode_prompts(body, tokenizer, target)
-        plan = make_plan(body, prompts, target, self._model.defaults, _caller(request))
+        plan = make_plan(body, prompts, target, self._model.defaults, _caller(request, body))
         echoes = [
             tokenizer.decode(list(choice.options.prompt_token_ids)) if body.echo else "" for choice in plan.choices
         ]
@@ -193,8 +194,9 @@ def own_version() -> str:
         return "unknown"
 
 
-def _caller(request: Request) -> Caller:
-    return Caller(request.state.request_id, request.headers.get("traceparent", ""))
+def _caller(request: Request, body: GenerationRequest) -> Caller:
+    client = client_key(request, body.end_user)
+    return Caller(request.state.request_id, request.headers.get("traceparent", ""), client)
 
 
 async def _on_error(_request: Request, error: DraftwoodError) -> Response:

@@ -53,10 +53,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What the HTTP headers say about a request."""
+    """What is known of a request beside its body."""
 
     request_id: str
     traceparent: str
+    client: str = ""  # whom it belongs to
 
 
 def make_plan(
@@ -98,6 +99,7 @@ def make_plan(
                 spine=request.tree_spine,
                 num_log_probs=request.num_log_probs,
                 traceparent=caller.traceparent,
+                client=caller.client,
             )
             limits = Limits(max_tokens, request.min_tokens or 0, stops, tuple(request.stop or ()))
             choices.append(Choice(options, limits))

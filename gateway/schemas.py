@@ -21,9 +21,11 @@ MAX_LOG_PROBS = 20
 MAX_MESSAGES = 4096
 
 # Fields of other servers that do not change an answer, or only who pays for it and when it comes.
-HARMLESS = frozenset(
-    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
-) | {"request_id", "priority", "cache_salt"}
+HARMLESS = frozenset(("metadata", "store", "service_tier", "prompt_cache_key", "parallel_tool_calls")) | {
+    "request_id",
+    "priority",
+    "cache_salt",
+}
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -108,6 +110,8 @@ class GenerationRequest(Schema):
     tree_budget: int | None = None
     tree_width_cap: int | None = None
     tree_spine: bool | None = None
+    user: Any = None  # whom the request belongs to; what is no string says nothing, and neither changes the answer
+    safety_identifier: Any = None
 
     @model_validator(mode="before")
     @classmethod
@@ -131,6 +135,11 @@ class GenerationRequest(Schema):
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options needs stream to be true", field="stream_options")
         return self
+
+    @property
+    def end_user(self) -> str:
+        """Whom the request belongs to; empty where it does not say."""
+        return next((name for name in (self.user, self.safety_identifier) if isinstance(name, str)), "")
 
     @property
     def num_log_probs(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -18,7 +19,6 @@ from gateway.app import Gateway, create_app
 from gateway.served_model import ServedModel
 from gateway.telemetry import Telemetry
 
-DRAIN_S = 10  # answers that still run at a stop may go on for so long
 KEEP_ALIVE_S = 30  # longer than clients keep idle connections, so that they do not find them just closed
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -35,7 +35,7 @@ class Server(uvicorn.Server):
             lifespan="on",
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=DRAIN_S,
+            timeout_graceful_shutdown=math.ceil(config.drain_timeout_s),
             timeout_keep_alive=KEEP_ALIVE_S,
             ssl_certfile=config.https_cert or None,
             ssl_keyfile=config.https_key or None,

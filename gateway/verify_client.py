@@ -76,6 +76,7 @@ class GenerateOptions:
     spine: bool | None = None
     num_log_probs: int | None = None
     traceparent: str = ""
+    client: str = ""
 
     def to_proto(self) -> verify_pb2.GenerateRequest:
         """The wire request; what is None stays absent."""
@@ -91,6 +92,7 @@ class GenerateOptions:
             spine=self.spine,
             num_log_probs=self.num_log_probs,
             traceparent=self.traceparent,
+            client=self.client,
         )
         if self.min_new_tokens:
             request.min_new_tokens = self.min_new_tokens

@@ -20,10 +20,12 @@ from verify_service.servicer import VerifyServicer
 from verify_service.telemetry import Telemetry
 from verify_service.warmup import warm_up
 
+log = logging.getLogger(__name__)
+
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 HEALTH_PERIOD_S = 1.0
 PATIENCE_S = 60.0  # longer than any step
-DRAIN_S = 5.0
+GOODBYE_S = 1.0  # for the last messages of calls that have ended
 
 
 async def serve(config: VerifyConfig, service: Service) -> None:
@@ -51,19 +53,33 @@ async def serve(config: VerifyConfig, service: Service) -> None:
     if service.client is not None:
         service.client.start()
     await server.start()
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    stopped = _stop_on_signals(service)
     sys.stdout.write(f"verify service ready on {config.host}:{port} ({service.description})\n")
     sys.stdout.flush()
     await _watch(checks, service, stopped)
     await checks.enter_graceful_shutdown()
-    await server.stop(DRAIN_S)
+    if not await asyncio.to_thread(service.engine.drain, config.drain_timeout_s):
+        log.warning("stopping: requests that were not done within %g s end with UNAVAILABLE", config.drain_timeout_s)
     await asyncio.to_thread(service.engine.stop)
+    await server.stop(GOODBYE_S)
     if service.client is not None:
         await asyncio.to_thread(service.client.stop)
     if telemetry is not None:
         await asyncio.to_thread(telemetry.close)
+
+
+def _stop_on_signals(service: Service) -> asyncio.Event:
+    """The event is set by the first SIGTERM or SIGINT; another one does not wait for running requests."""
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_signal() -> None:
+        if stopped.is_set():
+            loop.run_in_executor(None, service.engine.stop)
+        stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return stopped
 
 
 async def _watch(checks: health.aio.HealthServicer, service: Service, stopped: asyncio.Event) -> None:

@@ -31,8 +31,6 @@ from verify_service.target.model import PassOutputs, TargetModel
 
 log = logging.getLogger(__name__)
 
-PREFILL_CHUNK = 64
-
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
@@ -59,21 +57,25 @@ class Decoder:
         sequence.stats.num_prompt_tokens = len(sequence.request.prompt)
         self.committer.reset(sequence.state_slot)
 
-    def prefill_chunk(self, sequence: Sequence, max_tokens: int) -> int:
-        """Brings the next tokens of a prompt into the caches; returns how many."""
+    def prefill(self, parts: Seq[tuple[Sequence, int]]) -> None:
+        """Brings the next tokens of some prompts into the caches in one pass, so many of each."""
+        batch = [sequence for sequence, _ in parts]
+        rows = [self._prompt_row(sequence, length) for sequence, length in parts]
+        outputs = self.model.run(derive(rows, taps=self.model.spec.taps, scratch_slot=SCRATCH_SLOT), self.pools)
+        for i, (sequence, row) in enumerate(zip(batch, rows, strict=True)):
+            num_tokens = row.tree.num_nodes
+            self._commit(sequence, i, tuple(range(num_tokens)), outputs)
+            hidden = outputs.hidden[i, :num_tokens]
+            if sequence.request.num_prompt_log_probs is not None:
+                self._prompt_log_probs(sequence, sequence.base_length, hidden)
+            sequence.base_length += num_tokens
+            if sequence.is_prefilled:
+                self._prefill_hidden[sequence.sequence_id] = hidden[-1:].clone()
+
+    def _prompt_row(self, sequence: Sequence, length: int) -> StepRow:
         base = sequence.base_length
-        part = sequence.request.prompt[base : base + min(max_tokens, PREFILL_CHUNK)]
-        tree = DraftTree.chain(part[0], part[1:])
-        row = StepRow(tree, base, sequence.slots, sequence.state_slot)
-        outputs = self.model.run(derive([row], taps=self.model.spec.taps, scratch_slot=SCRATCH_SLOT), self.pools)
-        path = range(len(part))
-        self._commit(sequence, 0, tuple(path), outputs)
-        sequence.base_length += len(part)
-        if sequence.request.num_prompt_log_probs is not None:
-            self._prompt_log_probs(sequence, base, outputs.hidden[0])
-        if sequence.is_prefilled:
-            self._prefill_hidden[sequence.sequence_id] = outputs.hidden[0, -1:].clone()
-        return len(part)
+        part = sequence.request.prompt[base : base + length]
+        return StepRow(DraftTree.chain(part[0], part[1:]), base, sequence.slots, sequence.state_slot)
 
     def first_token(self, sequence: Sequence) -> Finished | None:
         """Draws the token after the prompt and sends it; returns the end where the answer ends with it."""

@@ -1,8 +1,9 @@
 """The device loop: one thread that owns the target model and all committed state.
 
-    admit → prefill a chunk → step: draft → tree → verify → accept → commit
+    commands → deadlines → admit → a pass over prompts → step: draft → tree → verify → accept → commit
 
-Requests come in and events go out through thread-safe hand-overs; nothing else touches the model.
+Requests come in and events go out through thread-safe hand-overs; nothing else touches the model. A turn has at most
+one pass over prompts and one step, so that whatever ends a request, in whichever phase, takes effect within one step.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from dataclasses import dataclass
 
 import torch
 
-from draftwood.errors import DraftwoodError, InternalError, UnavailableError
+from draftwood.errors import DeadlineError, DraftwoodError, InternalError, UnavailableError
 from verify_service.decoder import Decoder
 from verify_service.drafter import Drafter
+from verify_service.pace import Pace
+from verify_service.prefill_quota import PrefillQuota
 from verify_service.request import Event, Failed, Finished, Request
-from verify_service.scheduler import Scheduler
+from verify_service.scheduler import PREFILL_CHUNK, Scheduler
 from verify_service.sequence import Sequence
 
 log = logging.getLogger(__name__)
+
+RETRY_AFTER_STOP_S = 1.0
 
 
 @dataclass(slots=True)
@@ -48,22 +53,40 @@ class _Cancel:
     sequence_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Drain:
+    """Comes behind everything that was accepted; the event is set once all of it has ended."""
+
+    is_done: threading.Event
+
+
 class _Stop:
     """Asks the loop to end."""
 
 
 class Engine:
-    """Runs until stopped. `submit` and `cancel` may be called from any thread."""
+    """Runs until stopped. `submit`, `cancel`, `drain` and `stop` may be called from any thread."""
 
-    def __init__(self, decoder: Decoder, scheduler: Scheduler, drafter: Drafter, *, prefill_tokens: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        scheduler: Scheduler,
+        drafter: Drafter,
+        *,
+        prefill_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.decoder, self.scheduler, self.drafter = decoder, scheduler, drafter
         self.prefill_tokens = prefill_tokens
         self.counters = EngineCounters()
-        self.last_turn = time.monotonic()
-        self._commands: queue.SimpleQueue[_Submit | _Cancel | _Stop] = queue.SimpleQueue()
+        self.clock = clock
+        self.last_turn = clock()
+        self._quota, self._pace = PrefillQuota(), Pace(clock())
+        self._commands: queue.SimpleQueue[_Submit | _Cancel | _Drain | _Stop] = queue.SimpleQueue()
         self._next_id = 0
         self._lock = threading.Lock()
-        self._stopping = False
+        self._retry_after_s: float | None = None  # what new requests are told once the service goes down
+        self._drains: list[threading.Event] = []
         self._is_waiting = True
         self._thread = threading.Thread(target=self._run, name="device-loop", daemon=True)
 
@@ -71,10 +94,20 @@ class Engine:
         """Starts the device loop."""
         self._thread.start()
 
+    def drain(self, timeout_s: float) -> bool:
+        """Accepts nothing new from now on, and waits until everything that was accepted has ended; False where the time
+        was not enough, or the loop does not run. The loop goes on until `stop`."""
+        is_done = threading.Event()
+        with self._lock:
+            self._retry_after_s = max(timeout_s, RETRY_AFTER_STOP_S)
+            self._commands.put(_Drain(is_done))
+        return self.is_alive and is_done.wait(timeout_s) and self.is_alive
+
     def stop(self) -> None:
-        """Ends the loop; running requests fail with UNAVAILABLE."""
-        self._stopping = True
-        self._commands.put(_Stop())
+        """Ends the loop; running and waiting requests fail with UNAVAILABLE."""
+        with self._lock:
+            self._retry_after_s = self._retry_after_s or RETRY_AFTER_STOP_S
+            self._commands.put(_Stop())
         self._thread.join()
 
     @property
@@ -82,19 +115,27 @@ class Engine:
         """Whether the device loop's thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def _has_died(self) -> bool:
+        return self._thread.ident is not None and not self._thread.is_alive()
+
     def is_turning(self, patience_s: float) -> bool:
         """Whether the device loop waits for work or began a turn within the last `patience_s` seconds."""
-        return self.is_alive and (self._is_waiting or time.monotonic() - self.last_turn < patience_s)
+        return self.is_alive and (self._is_waiting or self.clock() - self.last_turn < patience_s)
 
-    def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
-        """Hands a checked request over; its events go to `emit`, on the engine's thread. Returns its sequence id."""
-        if self._stopping or not self.is_alive:
-            raise UnavailableError("the service is going down", retry_after_s=1.0)
-        with self._lock:
+    def submit(self, request: Request, emit: Callable[[Event], None], *, timeout_s: float | None = None) -> int:
+        """Hands a checked request over; its events go to `emit`, on the engine's thread. Returns its sequence id.
+
+        After `timeout_s` it fails with DeadlineError, wherever it is. Before the start, it waits for it.
+        """
+        now = self.clock()
+        with self._lock:  # nothing gets behind a drain or a stop
+            if self._retry_after_s is not None or self._has_died:
+                raise _going_down(self._retry_after_s or RETRY_AFTER_STOP_S)
             self._next_id += 1
-            sequence_id = self._next_id
-        self._commands.put(_Submit(Sequence(sequence_id, request, emit, time.perf_counter())))
-        return sequence_id
+            deadline = None if timeout_s is None else now + timeout_s
+            self._commands.put(_Submit(Sequence(self._next_id, request, emit, now, deadline)))
+            return self._next_id
 
     def cancel(self, sequence_id: int) -> None:
         """Ends a request without further events; everything it holds is free before the next step."""
@@ -103,7 +144,7 @@ class Engine:
     @torch.inference_mode()
     def _run(self) -> None:
         while self._take_commands():
-            self.last_turn, self._is_waiting = time.monotonic(), False
+            self.last_turn, self._is_waiting = self.clock(), False
             try:
                 self._turn()
             except Exception:
@@ -111,34 +152,63 @@ class Engine:
                 self._fail(self.scheduler.active, InternalError("the step failed; see the service's log"))
             self.drafter.flush()
             self._count()
-        going_down = UnavailableError("the service is going down", retry_after_s=1.0)
-        while not self._commands.empty():  # came in behind the stop
-            command = self._commands.get()
-            if isinstance(command, _Submit):
-                command.sequence.emit(Failed(going_down))
-        self._fail((*self.scheduler.active, *self.scheduler.waiting), going_down)
+        for drained in self._drains:
+            drained.set()
+        self._fail((*self.scheduler.active, *self.scheduler.waiting), _going_down(RETRY_AFTER_STOP_S))
         self._count()
 
     def _turn(self) -> None:
-        """Admissions, and at most one prefill quota and one step."""
+        """Deadlines and admissions, and at most one pass over prompts and one step."""
+        self._expire()
         for sequence in self.scheduler.admit():
             self.decoder.admit(sequence)
         self._count()  # whoever sees a first token sees its request running
-        left = self.prefill_tokens
-        for sequence in self.scheduler.prefilling():
-            while left > 0 and not sequence.is_prefilled:
-                left -= self.decoder.prefill_chunk(sequence, left)
+        self._prefill()
+        self._step()
+
+    def _expire(self) -> None:
+        """Ends the requests whose deadline has passed."""
+        now, scheduler = self.clock(), self.scheduler
+        for phase, sequences in (
+            ("waited for its turn", tuple(scheduler.waiting)),
+            ("was being prefilled", scheduler.prefilling()),
+            ("was being decoded", scheduler.decoding()),
+        ):
+            for sequence in sequences:
+                if sequence.deadline is not None and sequence.deadline <= now:
+                    retry_after_s = self._pace.wait_s(len(scheduler.waiting), now) if phase.startswith("wait") else None
+                    text = f"the deadline passed while the request {phase}"
+                    self._fail((sequence,), DeadlineError(text, retry_after_s=retry_after_s))
+
+    def _prefill(self) -> None:
+        """One pass over prompts: a large one where nobody decodes, else a small one if the quota allows it."""
+        num_decoding = len(self.scheduler.decoding())
+        if num_decoding and not self._quota.is_open:
+            return
+        parts = self.scheduler.prefill_parts(
+            min(self.prefill_tokens, PREFILL_CHUNK) if num_decoding else self.prefill_tokens
+        )
+        if not parts:
+            return
+        started = self.clock()
+        self.decoder.prefill(parts)
+        self._quota.spend(self.clock() - started if num_decoding else 0.0)
+        for sequence, _ in parts:
             if sequence.is_prefilled:
                 self._finish(sequence, self.decoder.first_token(sequence))
-            if left <= 0:
-                break
+
+    def _step(self) -> None:
         batch = self.scheduler.decoding()
-        if batch:
-            finished, num_fallbacks = self.decoder.step(batch, self.drafter)
-            self.counters.steps += 1
-            self.counters.fallback_steps += num_fallbacks
-            for sequence, end in finished:
-                self._finish(sequence, end)
+        if not batch:
+            return
+        started = self.clock()
+        finished, num_fallbacks = self.decoder.step(batch, self.drafter)
+        num_prompts = len(self.scheduler.prefilling())
+        self._quota.repay(self.clock() - started, num_prompts=num_prompts, num_answers=len(batch))
+        self.counters.steps += 1
+        self.counters.fallback_steps += num_fallbacks
+        for sequence, end in finished:
+            self._finish(sequence, end)
 
     def _finish(self, sequence: Sequence, end: Finished | None) -> None:
         """Frees first and says so afterwards: whoever sees the end sees a service that is free again."""
@@ -148,6 +218,8 @@ class Engine:
             sequence.emit(end)
 
     def _end(self, sequence: Sequence) -> None:
+        if sequence.admitted_at:
+            self._pace.end(self.clock())
         self.scheduler.remove(sequence)
         self.drafter.close(sequence)
 
@@ -155,6 +227,10 @@ class Engine:
         """Handles what has come in, waiting for something where there is nothing to do; False to stop."""
         while True:
             self._is_waiting = not self.scheduler.active and not self.scheduler.waiting
+            if self._is_waiting:
+                self._pace.rest(self.clock())
+                for drained in self._drains:
+                    drained.set()
             try:
                 command = self._commands.get(block=self._is_waiting)
             except queue.Empty:
@@ -166,11 +242,15 @@ class Engine:
                     self._submit(sequence)
                 case _Cancel(sequence_id):
                     self._cancel(sequence_id)
+                case _Drain(is_done):
+                    self._drains.append(is_done)
             self._count()
 
     def _submit(self, sequence: Sequence) -> None:
+        now = self.clock()
+        self._pace.work(now)
         try:
-            self.scheduler.enqueue(sequence)
+            self.scheduler.enqueue(sequence, retry_after_s=self._pace.wait_s(len(self.scheduler.waiting), now))
         except DraftwoodError as error:
             sequence.emit(Failed(error))
 
@@ -190,3 +270,7 @@ class Engine:
         counters, scheduler = self.counters, self.scheduler
         counters.num_running, counters.num_queued = len(scheduler.active), len(scheduler.waiting)
         counters.pages_used, counters.slots_used = scheduler.pages.num_used, scheduler.slots.num_used
+
+
+def _going_down(retry_after_s: float) -> UnavailableError:
+    return UnavailableError("the service is going down", retry_after_s=retry_after_s)

@@ -28,8 +28,9 @@ FINISH_TO_WIRE = {
 }
 
 
-def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults) -> Request:
-    """Fills in the server's defaults. Raises InvalidRequestError for what no default can mend."""
+def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, peer: str = "") -> Request:
+    """Fills in the server's defaults, and `peer` for the client. Raises InvalidRequestError for what no default can
+    mend."""
     has = message.HasField
     _check_lengths(message, defaults)
     prompt = tuple(message.prompt_token_ids)
@@ -55,6 +56,7 @@ def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults) -
         num_prompt_log_probs=message.num_prompt_log_probs if has("num_prompt_log_probs") else None,
         trace_steps=message.trace_steps,
         traceparent=message.traceparent,
+        client=message.client or peer,
     )
 
 

@@ -11,6 +11,7 @@ from draftwood.tree import DraftTree
 from verify_service.acceptance import Finish
 
 MAX_LOG_PROBS = 20
+MAX_CLIENT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Request:
     num_prompt_log_probs: int | None = None
     trace_steps: bool = False
     traceparent: str = ""  # context that the spans of its steps belong to; empty where it is not traced
+    client: str = ""  # whom fair shares go to
 
 
 def new_request_id() -> str:
@@ -76,6 +78,10 @@ def check_request(request: Request, limits: Limits) -> None:
     _check("width_cap", request.width_cap, 1, limits.max_width)
     _check("num_log_probs", request.num_log_probs or 0, 0, MAX_LOG_PROBS)
     _check("num_prompt_log_probs", request.num_prompt_log_probs or 0, 0, MAX_LOG_PROBS)
+    if len(request.client) > MAX_CLIENT:
+        raise InvalidRequestError(
+            f"client has {len(request.client)} characters, more than {MAX_CLIENT}", field="client"
+        )
     for token in request.stop_token_ids:
         if not 0 <= token < limits.vocab_size:
             raise InvalidRequestError(

@@ -21,7 +21,10 @@ class Sequence:
     request: Request
     emit: Callable[[Event], None]
     arrived_at: float
+    deadline: float | None = None  # on the clock of `arrived_at`
     stats: Stats = field(default_factory=Stats)
+
+    num_overtakes: int = 0  # later ones that were admitted because this one's pages were not free
 
     # Set on admission.
     pages: list[int] = field(default_factory=list[int])
@@ -50,6 +53,11 @@ class Sequence:
     def is_prefilled(self) -> bool:
         """Whether the whole prompt is committed."""
         return self.base_length >= len(self.request.prompt)
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Tokens of the prompt that are not committed."""
+        return len(self.request.prompt) - self.base_length
 
     @property
     def num_remaining(self) -> int:

@@ -99,13 +99,15 @@ def longest_context(config: VerifyConfig, spec: TargetSpec) -> int:
             f"--max-context is {config.max_context}, more than the {spec.max_positions} positions of the target",
             field="max_context",
         )
-    return config.max_context or min(spec.max_positions, DEFAULT_MAX_CONTEXT)
+    longest = config.max_context or min(spec.max_positions, DEFAULT_MAX_CONTEXT)
+    return min(longest, config.cache_tokens) if config.cache_tokens else longest  # what never fits is refused
 
 
 def cache_sizes(config: VerifyConfig, max_context: int) -> tuple[PageAllocator, SlotAllocator]:
-    """Pages and state slots for a full batch of the longest sequences."""
+    """Pages and state slots: those that are set, else for a full batch of the longest sequences."""
     pages_each = -(-max_context // config.page_size)
-    return PageAllocator(config.max_batch * pages_each, config.page_size), SlotAllocator(config.max_batch)
+    num_pages = -(-config.cache_tokens // config.page_size) or config.max_batch * pages_each
+    return PageAllocator(num_pages, config.page_size), SlotAllocator(config.max_batch)
 
 
 def _projector(

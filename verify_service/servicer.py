@@ -95,7 +95,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         watch = self.watch()
         context.add_done_callback(lambda _context: watch.gone())  # pyright: ignore[reportArgumentType]
         async with errors_to_status(context), watch.errors():
-            parsed = request_from_wire(request, self.defaults)
+            parsed = request_from_wire(request, self.defaults, context.peer())
             check_request(parsed, self.defaults.limits)
             parsed = watch.received(parsed)
             loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
@@ -103,7 +103,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             def emit(event: Event) -> None:
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-            sequence_id = self.engine.submit(parsed, emit)
+            sequence_id = self.engine.submit(parsed, emit, timeout_s=_time_left(context))
             # Not left to a `finally`: a generator that is suspended at a yield when its call is cancelled gets to run
             # it only when it is collected.
             context.add_done_callback(lambda _context: self.engine.cancel(sequence_id))  # pyright: ignore[reportArgumentType]
@@ -120,3 +120,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                         return
                     case Failed(error):
                         raise error
+
+
+def _time_left(
+    context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
+) -> float | None:
+    """Seconds to the call's deadline."""
+    left: float | None = context.time_remaining()
+    return left

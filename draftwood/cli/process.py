@@ -15,7 +15,7 @@ from pathlib import Path
 from draftwood.errors import UnavailableError
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
-STOP_GRACE_S = 15.0  # the gateway lets running answers go on for 10
+STOP_GRACE_S = 10.0  # beside the time that a service lets requests go on for
 _READY = re.compile(r" ready on (?:https?://)?(?P<address>[^\s/]+:\d+)")
 _TAIL_LINES = 20
 _MAX_LINE_BYTES = 1 << 20

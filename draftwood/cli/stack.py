@@ -186,9 +186,12 @@ class Stack:
 
     async def stop(self) -> None:
         """Stops gateway, verify service and drafter in this order, so that no request meets a half-stopped stack."""
+        drains = {"gateway": self.config.gateway, "verify": self.config.verify}
         for name in ("gateway", "verify", "draft"):
             if name in self._services:
-                await self._services[name].stop(STOP_GRACE_S)
+                config = drains.get(name)
+                drain_s = config.drain_timeout_s if config is not None else 0.0
+                await self._services[name].stop(drain_s + STOP_GRACE_S)
 
     def kill(self) -> None:
         """Kills everything at once."""

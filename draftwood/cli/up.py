@@ -55,7 +55,7 @@ _OWN = MODEL_FIELDS | {"host", "port", "drafter", "verify", "target"}
 @click.option("--draft-threads", type=int, default=0, help="CPU threads of the drafter alone; 0 takes --threads.")
 @settings(DraftConfig, skip=_OWN)
 @settings(VerifyConfig, skip=_OWN)
-@settings(GatewayConfig, skip=_OWN)
+@settings(GatewayConfig, skip=(*_OWN, "drain_timeout_s"))
 def up(no_draft: bool, **values: Any) -> None:
     """Start all three services and keep them running.
 

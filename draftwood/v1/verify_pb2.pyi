@@ -199,6 +199,7 @@ class GenerateRequest(_message.Message):
     NUM_PROMPT_LOG_PROBS_FIELD_NUMBER: _builtins.int
     TRACE_STEPS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request in logs and traces; drawn by the service where empty."""
     max_new_tokens: _builtins.int
@@ -223,6 +224,10 @@ class GenerateRequest(_message.Message):
     """Whether each step's tree and accepted path are sent."""
     traceparent: _builtins.str
     """W3C trace context, empty where tracing is off."""
+    client: _builtins.str
+    """Whom the request belongs to: requests that wait are served in fair shares between clients. At most 256 characters.
+    Empty: the connection that the request came on.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt. At least one token; every id below the vocabulary size."""
@@ -253,10 +258,11 @@ class GenerateRequest(_message.Message):
         num_prompt_log_probs: _builtins.int | None = ...,
         trace_steps: _builtins.bool = ...,
         traceparent: _builtins.str = ...,
+        client: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_num_log_probs", b"_num_log_probs", "_num_prompt_log_probs", b"_num_prompt_log_probs", "_spine", b"_spine", "_tree_budget", b"_tree_budget", "_width_cap", b"_width_cap", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "num_log_probs", b"num_log_probs", "num_prompt_log_probs", b"num_prompt_log_probs", "sampling", b"sampling", "spine", b"spine", "tree_budget", b"tree_budget", "width_cap", b"width_cap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_num_log_probs", b"_num_log_probs", "_num_prompt_log_probs", b"_num_prompt_log_probs", "_spine", b"_spine", "_tree_budget", b"_tree_budget", "_width_cap", b"_width_cap", "algorithm", b"algorithm", "ignore_model_stop", b"ignore_model_stop", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "num_log_probs", b"num_log_probs", "num_prompt_log_probs", b"num_prompt_log_probs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "spine", b"spine", "stop_token_ids", b"stop_token_ids", "trace_steps", b"trace_steps", "traceparent", b"traceparent", "tree_budget", b"tree_budget", "width_cap", b"width_cap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_num_log_probs", b"_num_log_probs", "_num_prompt_log_probs", b"_num_prompt_log_probs", "_spine", b"_spine", "_tree_budget", b"_tree_budget", "_width_cap", b"_width_cap", "algorithm", b"algorithm", "client", b"client", "ignore_model_stop", b"ignore_model_stop", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "num_log_probs", b"num_log_probs", "num_prompt_log_probs", b"num_prompt_log_probs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "spine", b"spine", "stop_token_ids", b"stop_token_ids", "trace_steps", b"trace_steps", "traceparent", b"traceparent", "tree_budget", b"tree_budget", "width_cap", b"width_cap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015

@@ -67,7 +67,8 @@ class VerifyServiceServicer:
         """Decodes one prompt. The stream carries a GenerateStarted, then TokenChunks as soon as tokens are committed, then
         one GenerateFinished. Cancelling the call frees everything within one step. Errors are status codes with
         google.rpc details: INVALID_ARGUMENT names the field, OUT_OF_RANGE means that the context is too long,
-        RESOURCE_EXHAUSTED carries a retry time, UNAVAILABLE means that the service is going down.
+        RESOURCE_EXHAUSTED carries a retry time, DEADLINE_EXCEEDED means that the call's deadline passed in the queue or
+        later, UNAVAILABLE means that the service is going down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

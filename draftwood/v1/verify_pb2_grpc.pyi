@@ -39,7 +39,8 @@ class VerifyServiceStub:
     """Decodes one prompt. The stream carries a GenerateStarted, then TokenChunks as soon as tokens are committed, then
     one GenerateFinished. Cancelling the call frees everything within one step. Errors are status codes with
     google.rpc details: INVALID_ARGUMENT names the field, OUT_OF_RANGE means that the context is too long,
-    RESOURCE_EXHAUSTED carries a retry time, UNAVAILABLE means that the service is going down.
+    RESOURCE_EXHAUSTED carries a retry time, DEADLINE_EXCEEDED means that the call's deadline passed in the queue or
+    later, UNAVAILABLE means that the service is going down.
     """
     GetLoad: _grpc.UnaryUnaryMultiCallable[_verify_pb2.GetLoadRequest, _verify_pb2.GetLoadResponse]
     """What the service is doing right now."""
@@ -55,7 +56,8 @@ class VerifyServiceAsyncStub(VerifyServiceStub):
     """Decodes one prompt. The stream carries a GenerateStarted, then TokenChunks as soon as tokens are committed, then
     one GenerateFinished. Cancelling the call frees everything within one step. Errors are status codes with
     google.rpc details: INVALID_ARGUMENT names the field, OUT_OF_RANGE means that the context is too long,
-    RESOURCE_EXHAUSTED carries a retry time, UNAVAILABLE means that the service is going down.
+    RESOURCE_EXHAUSTED carries a retry time, DEADLINE_EXCEEDED means that the call's deadline passed in the queue or
+    later, UNAVAILABLE means that the service is going down.
     """
     GetLoad: _aio.UnaryUnaryMultiCallable[_verify_pb2.GetLoadRequest, _verify_pb2.GetLoadResponse]  # type: ignore[assignment]
     """What the service is doing right now."""
@@ -80,7 +82,8 @@ class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
         """Decodes one prompt. The stream carries a GenerateStarted, then TokenChunks as soon as tokens are committed, then
         one GenerateFinished. Cancelling the call frees everything within one step. Errors are status codes with
         google.rpc details: INVALID_ARGUMENT names the field, OUT_OF_RANGE means that the context is too long,
-        RESOURCE_EXHAUSTED carries a retry time, UNAVAILABLE means that the service is going down.
+        RESOURCE_EXHAUSTED carries a retry time, DEADLINE_EXCEEDED means that the call's deadline passed in the queue or
+        later, UNAVAILABLE means that the service is going down.
         """
 
     @_abc_1.abstractmethod

@@ -83,6 +83,23 @@ async def test_request_ids(stand: Stand) -> None:
         assert re.fullmatch("[0-9a-f]{32}", reply.headers["x-request-id"])
 
 
+async def test_clients_are_told_apart(stand: Stand) -> None:
+    """By API key and user; without a user by key and address. Neither travels in the clear."""
+    keys: list[str] = []
+    for key, fields in (
+        ("one", {}), ("one", {"user": "ann"}), ("one", {"safety_identifier": "bob"}), ("two", {"user": "ann"}),
+        ("one", {"user": "ann"}), ("one", {"user": 5}),
+    ):  # fmt: skip
+        body = {"messages": MESSAGES, "max_tokens": 1} | fields
+        headers = {"authorization": f"Bearer {key}"}
+        assert (await stand.http.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+        keys.append(stand.verify.requests[-1].client)
+    assert len(set(keys[:4])) == 4
+    assert keys[4] == keys[1]
+    assert keys[5] == keys[0]
+    assert not any(word in key for key in keys for word in ("one", "two", "ann", "bob", "127.0.0.1"))
+
+
 async def test_cors(stand: Stand) -> None:
     headers = {
         "Origin": "http://a.example",

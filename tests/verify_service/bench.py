@@ -51,15 +51,21 @@ class Bench:
     @torch.inference_mode()
     def begin(self, prompt: Seq[int], new_tokens: int, chunk: int = 64, **settings: Any) -> Sequence:
         """Admits and prefills a sequence and draws its first token."""
+        sequence = self.admit(prompt, new_tokens, **settings)
+        while not sequence.is_prefilled:
+            self.decoder.prefill([(sequence, min(chunk, sequence.num_to_prefill))])
+        assert self.decoder.first_token(sequence) is None
+        return sequence
+
+    @torch.inference_mode()
+    def admit(self, prompt: Seq[int], new_tokens: int, **settings: Any) -> Sequence:
+        """Admits a sequence."""
         self._next_id += 1
         request = Request(request_id="r", prompt=tuple(prompt), max_new_tokens=new_tokens, **settings)
         sequence = Sequence(self._next_id, request, _drop, time.perf_counter())
         self.scheduler.enqueue(sequence)
         assert self.scheduler.admit() == [sequence]
         self.decoder.admit(sequence)
-        while not sequence.is_prefilled:
-            self.decoder.prefill_chunk(sequence, chunk)
-        assert self.decoder.first_token(sequence) is None
         return sequence
 
     @torch.inference_mode()

@@ -26,10 +26,10 @@ PROMPT = list(range(40, 65))
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     torch.set_num_threads(1)
     if request.param == "embedded":
-        return Bench(config_of("embedded", draft="embedded"))
+        return Bench(config_of("embedded", draft="embedded", max_batch=8))
     directory: Path = tmp_path_factory.mktemp(request.param)
     save_tiny(request.param, directory)
-    return Bench(config_of(directory))
+    return Bench(config_of(directory, max_batch=8))
 
 
 @pytest.fixture
@@ -109,6 +109,27 @@ def test_chunk_size_of_a_prefill_is_noise(bench: Bench) -> None:
                 assert relative_error(other[name], value.double()) < 1e-5, name
     assert len({s.root for s in sequences}) == 1
     for s in sequences:
+        bench.end(s)
+
+
+@torch.inference_mode()
+def test_prompts_prefilled_together_are_as_if_alone(bench: Bench) -> None:
+    """Three prompts of different lengths, padded into the same passes, against each by itself."""
+    prompts = [PROMPT, PROMPT[::-1][:7], [9, *PROMPT, *PROMPT]]
+    alone = [bench.begin(prompt, 4, algorithm="ddtree") for prompt in prompts]
+    together = [bench.admit(prompt, 4, algorithm="ddtree") for prompt in prompts[:2]]
+    bench.decoder.prefill([(together[0], 20), (together[1], 7)])
+    together.append(bench.admit(prompts[2], 4, algorithm="ddtree"))
+    bench.decoder.prefill([(together[0], 5), (together[2], 51)])
+    for one, other in zip(alone, together, strict=True):
+        assert other.is_prefilled
+        assert bench.decoder.first_token(other) is None
+        assert other.root == one.root
+        wanted, found = bench.committed(one), bench.committed(other)
+        for name, value in wanted.items():
+            if value.numel():
+                assert relative_error(found[name], value.double()) < 1e-5, name
+    for s in (*alone, *together):
         bench.end(s)
 
 

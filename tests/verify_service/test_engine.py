@@ -103,7 +103,7 @@ def test_the_drafter_hears_of_a_failed_request_though_none_follows(engine: Engin
     check_all_is_free(engine)
 
 
-@pytest.mark.parametrize("stage", ["admit", "prefill_chunk", "first_token"])
+@pytest.mark.parametrize("stage", ["admit", "prefill", "first_token"])
 def test_a_failure_before_the_first_step_ends_its_request_only(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:

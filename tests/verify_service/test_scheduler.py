@@ -1,4 +1,4 @@
-"""Pages, slots and the queue: order of arrival, bounds, and nothing lost under any order of events."""
+"""Pages, slots and the queue: fair order, bounds, and nothing lost under any order of events."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from draftwood.errors import OverloadedError
 from verify_service.cache.pages import SCRATCH_SLOT, PageAllocator, SlotAllocator
+from verify_service.pace import MAX_WAIT_S, MIN_WAIT_S, WINDOW, Pace
 from verify_service.request import Request
-from verify_service.scheduler import Scheduler
+from verify_service.scheduler import MAX_OVERTAKES, Scheduler
 from verify_service.sequence import Sequence
 
 
-def make_sequence(sequence_id: int, prompt: int = 5, new_tokens: int = 7) -> Sequence:
-    request = Request(request_id=str(sequence_id), prompt=(1,) * prompt, max_new_tokens=new_tokens)
+def make_sequence(sequence_id: int, prompt: int = 5, new_tokens: int = 7, *, client: str = "") -> Sequence:
+    request = Request(request_id=str(sequence_id), prompt=(1,) * prompt, max_new_tokens=new_tokens, client=client)
     return Sequence(sequence_id, request, lambda _: None, 0.0)
 
 
@@ -61,17 +62,142 @@ def test_slots_by_position_follow_the_pages() -> None:
     assert PageAllocator(10, 3).slots([5, 2]).tolist() == [15, 16, 17, 6, 7, 8]
 
 
-def test_first_come_first_served_even_where_a_later_one_would_fit() -> None:
+def test_smaller_ones_overtake_what_has_no_room_yet() -> None:
     scheduler = make_scheduler(num_pages=8)
     big, bigger, small = make_sequence(1, 10, 10), make_sequence(2, 20, 10), make_sequence(3, 1, 1)
     for sequence in (big, bigger, small):
         scheduler.enqueue(sequence)
-    assert scheduler.admit() == [big]
-    assert scheduler.admit() == []  # the head does not fit, so nobody overtakes it
+    assert scheduler.admit() == [big, small]  # 5 pages of 8, then 1
     scheduler.remove(big)
+    assert scheduler.admit() == []  # 7 are free, 8 needed
+    scheduler.remove(small)
     assert scheduler.admit() == [bigger]
-    scheduler.remove(bigger)
-    assert scheduler.admit() == [small]
+
+
+def test_big_ones_are_not_starved_by_small_ones() -> None:
+    """Small ones without end, two of which always run: a big one is overtaken so often and no more."""
+    scheduler = make_scheduler(num_pages=8, max_queue=10)
+    for i in range(2):
+        scheduler.enqueue(make_sequence(i, 4, 4))
+    scheduler.admit()
+    big = make_sequence(2, 20, 10)
+    scheduler.enqueue(big)
+    overtakes, number = 0, 3
+    while big in scheduler.waiting:
+        scheduler.remove(scheduler.active[0])
+        scheduler.enqueue(make_sequence(number, 4, 4))
+        overtakes += len(scheduler.admit())
+        number += 1
+        assert number < 100, "it waits for ever"
+    overtakes -= 1  # itself
+    assert overtakes == MAX_OVERTAKES
+
+
+def fair_order(sequences: list[Sequence]) -> list[int]:
+    """Who is admitted when, one at a time."""
+    scheduler = make_scheduler(num_pages=1000, num_slots=1, max_batch=1, max_queue=len(sequences))
+    for sequence in sequences:
+        scheduler.enqueue(sequence)
+    order: list[int] = []
+    while scheduler.waiting:
+        (admitted,) = scheduler.admit()
+        order.append(admitted.sequence_id)
+        scheduler.remove(admitted)
+    return order
+
+
+def test_a_client_with_a_hundred_requests_does_not_hold_up_another() -> None:
+    crowd = [make_sequence(i, client="crowd") for i in range(100)]
+    assert fair_order([*crowd, make_sequence(100, client="one")])[:3] == [0, 100, 1]
+
+
+def test_shares_are_fair_in_tokens_not_in_requests() -> None:
+    """One client's requests are four times as long as the other's."""
+    long = [make_sequence(i, 20, 20, client="long") for i in range(20)]
+    short = [make_sequence(100 + i, 5, 5, client="short") for i in range(80)]
+    order = fair_order([*long, *short])
+    for end in range(5, 101, 5):
+        tokens_of_long = sum(40 for i in order[:end] if i < 100)
+        tokens_of_short = sum(10 for i in order[:end] if i >= 100)
+        assert abs(tokens_of_long - tokens_of_short) <= 40
+
+
+def test_nobody_saves_up_by_being_away() -> None:
+    """A client that comes back gets its share from now on, not what it did not use before."""
+    scheduler = make_scheduler(num_pages=1000, num_slots=1, max_batch=1, max_queue=100)
+    served: list[str] = []
+
+    def serve() -> None:
+        (admitted,) = scheduler.admit()
+        served.append(admitted.request.client)
+        scheduler.remove(admitted)
+
+    for i in range(60):
+        scheduler.enqueue(make_sequence(i, client="busy"))
+    for _ in range(30):
+        serve()
+    for i in range(20):
+        scheduler.enqueue(make_sequence(100 + i, client="away"))
+    for _ in range(20):
+        serve()
+    assert 9 <= served[30:].count("away") <= 11
+
+
+def test_newcomers_without_end_do_not_starve_those_who_wait() -> None:
+    scheduler = make_scheduler(num_pages=1000, num_slots=1, max_batch=1, max_queue=100)
+    first, second = make_sequence(0, client="patient"), make_sequence(1, client="patient")
+    scheduler.enqueue(first)
+    scheduler.enqueue(second)
+    number = 2
+    while second in scheduler.waiting:
+        scheduler.enqueue(make_sequence(number, client=f"new {number}"))
+        (admitted,) = scheduler.admit()
+        scheduler.remove(admitted)
+        number += 1
+        assert number < 20, "it waits for ever"
+    assert len(scheduler.waiting._charged) < 20  # nor is anything kept of them for ever
+
+
+def test_who_gives_up_waiting_is_not_charged() -> None:
+    scheduler = make_scheduler(num_pages=1000, num_slots=1, max_batch=1, max_queue=100)
+    running = make_sequence(0, client="other")
+    scheduler.enqueue(running)
+    scheduler.admit()
+    given_up = [make_sequence(i, client="a") for i in range(1, 20)]
+    for sequence in given_up:
+        scheduler.enqueue(sequence)
+    scheduler.enqueue(make_sequence(20, client="b"))
+    for sequence in given_up:
+        scheduler.remove(sequence)
+    scheduler.enqueue(make_sequence(21, client="a"))
+    scheduler.enqueue(make_sequence(22, client="b"))
+    scheduler.remove(running)
+    order: list[int] = []
+    while scheduler.waiting:
+        (admitted,) = scheduler.admit()
+        order.append(admitted.sequence_id)
+        scheduler.remove(admitted)
+    assert order == [20, 21, 22]
+
+
+def test_the_pace_says_when_to_come_back() -> None:
+    pace = Pace(0.0)
+    pace.work(100.0)  # idle until then
+    for i in range(10):
+        pace.end(103.0 + 3.0 * i)
+    assert pace.wait_s(32, 130.0) == pytest.approx(96.0)
+    pace.rest(130.0)
+    pace.work(500.0)  # idle again, which is no slowness
+    assert pace.wait_s(32, 500.0) == pytest.approx(96.0)
+    assert pace.wait_s(32, 530.0) == pytest.approx(192.0)  # nothing has ended since
+    for i in range(WINDOW + 1):
+        pace.end(530.0 + 0.1 * i)
+    assert pace.wait_s(32, 530.0 + 0.1 * WINDOW) == pytest.approx(3.2, rel=0.05)  # the present pace, not that of old
+    assert pace.wait_s(0, 540.0) == MIN_WAIT_S
+    assert pace.wait_s(10**9, 540.0) == MAX_WAIT_S
+    pace = Pace(0.0)
+    pace.work(0.0)
+    assert pace.wait_s(4, 2.0) == 8.0  # before the first end
 
 
 def test_batch_and_slots_bound_the_running() -> None:
@@ -95,8 +221,8 @@ def test_queue_is_bounded_and_says_when_to_come_back() -> None:
     for sequence in sequences[2:5]:
         scheduler.enqueue(sequence)
     with pytest.raises(OverloadedError) as caught:
-        scheduler.enqueue(sequences[5])
-    assert caught.value.retry_after_s is not None
+        scheduler.enqueue(sequences[5], retry_after_s=7.0)
+    assert caught.value.retry_after_s == 7.0
     assert "3" in caught.value.message
     scheduler.remove(sequences[3])  # one that waits gives up
     scheduler.enqueue(sequences[5])
@@ -157,8 +283,6 @@ def test_nothing_leaks_under_any_order_of_events(operations: list[tuple[str, int
             scheduler.remove(alive.pop(value % len(alive)))
         assert sorted([*scheduler.active, *scheduler.waiting], key=lambda s: s.sequence_id) == alive
         assert [s.sequence_id for s in scheduler.waiting] == sorted(s.sequence_id for s in scheduler.waiting)
-        if scheduler.active and scheduler.waiting:
-            assert max(s.sequence_id for s in scheduler.active) < scheduler.waiting[0].sequence_id
         assert len(scheduler.active) <= 3
         assert scheduler.pages.num_used == sum(len(s.pages) for s in scheduler.active)
         assert scheduler.slots.num_used == len({s.state_slot for s in scheduler.active}) == len(scheduler.active)

@@ -16,7 +16,14 @@ import grpc.aio
 import pytest
 import torch
 
-from draftwood.errors import ContextLengthError, InvalidRequestError, OverloadedError, UnavailableError
+from draftwood.errors import (
+    ConfigError,
+    ContextLengthError,
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+)
 from draftwood.rpc import SERVER_OPTIONS, from_rpc_error, open_channel
 from draftwood.tree import DraftTree
 from draftwood.v1 import sampling_pb2, tree_pb2, verify_pb2, verify_pb2_grpc
@@ -180,6 +187,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "repetition 0": (sampling(repetition_penalty=0.0), "repetition_penalty"),
     "bias 101": (sampling(logit_bias=[BIAS(token_id=1, bias=101.0)]), "logit_bias"),
     "bias nan": (sampling(logit_bias=[BIAS(token_id=1, bias=NAN)]), "logit_bias"),
+    "client": ({"client": "x" * 257}, "client"),
     "bias token": (sampling(logit_bias=[BIAS(token_id=VOCAB, bias=1.0)]), "logit_bias"),
 }
 
@@ -468,6 +476,42 @@ async def test_full_queue_is_refused_and_waiting_can_be_given_up(stub: Any, serv
         await hang_up(call, served)
 
 
+async def test_the_service_itself_keeps_the_calls_deadline(
+    stub: Any, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is over when the engine takes the request; the call's own stays far away."""
+
+    def time_left(context: Any) -> float:
+        return context.time_remaining() - 60
+
+    monkeypatch.setattr("verify_service.servicer._time_left", time_left)
+    status = await error_of(stub)
+    assert status.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    error = from_rpc_error(status)
+    assert isinstance(error, DeadlineError)
+    assert "waited for its turn" in error.message
+    assert error.retry_after_s is not None
+
+
+async def test_an_answer_ends_at_its_calls_deadline(stub: Any, served: Served) -> None:
+    while served.freed.acquire(blocking=False):
+        pass
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in stub.Generate(request(max_new_tokens=CONTEXT - 100), timeout=0.3):
+            pass
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert await asyncio.to_thread(served.freed.acquire, timeout=20)
+
+
+async def test_whom_a_request_belongs_to(stub: Any, served: Served) -> None:
+    """The client that it names; else the connection it came on."""
+    for name in ("somebody", ""):
+        await generate(stub, client=name)
+    named, unnamed = served.sequences[0].request.client, served.sequences[-1].request.client
+    assert named == "somebody"
+    assert unnamed.startswith("ipv4:127.0.0.1:")
+
+
 async def test_step_that_fails_ends_its_requests_and_not_the_service(
     stub: Any, served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -499,6 +543,15 @@ async def test_target_model_and_load(stub: Any, served: Served) -> None:
     assert load.pages_total >= 3 * CONTEXT // 4
     assert load.slots_total == 3
     assert load.peak_memory_bytes > 0
+
+
+async def test_pages_for_fewer_tokens_bound_the_context(tmp_path: Path) -> None:
+    save_tiny("qwen3", tmp_path)
+    service = build(config_of(tmp_path, cache_tokens=100, page_size=16))
+    assert service.engine.scheduler.pages.num_pages == 7
+    assert service.defaults.limits.max_context == 100
+    with pytest.raises(ConfigError, match="--cache-tokens is 100, less than the 200 of --max-context"):
+        config_of(tmp_path, cache_tokens=100, max_context=200)
 
 
 async def test_service_that_goes_down_says_so(tmp_path: Path) -> None:
