@@ -38,6 +38,14 @@ MOE: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 # Ways to decode in which ids and log-probabilities are held to transformers' own: no draft, a chain or a tree, and the
@@ -56,8 +64,8 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family("", BASE, THOROUGH),
-    "qwen2": Family("biases of q, k and v", BASE, THOROUGH),
+    "llama": Family("rotation of Llama 3", {**BASE, "rope_parameters": LLAMA3_ROPE}),
+    "qwen2": Family("biases of q, k and v", BASE),
     "qwen3": Family("norms of q and k", {**BASE, "head_dim": 16}, THOROUGH),
     "mistral": Family("one sliding window in all layers", {**BASE, "sliding_window": 16, "head_dim": 16}, THOROUGH),
     "qwen3_next": Family(
@@ -66,9 +74,7 @@ FAMILIES: dict[str, Family] = {
         THOROUGH,
     ),
     "qwen3_5_text": Family("gated attention, partial rotation", {**BASE, "head_dim": 16, **GDN}, THOROUGH),
-    "qwen3_5_moe_text": Family(
-        "gated attention, experts with a shared one", {**BASE, "head_dim": 16, **GDN, **MOE}, THOROUGH
-    ),
+    "qwen3_5_moe_text": Family("gated attention, experts with a shared one", {**BASE, "head_dim": 16, **GDN, **MOE}),
     "qwen3_moe": Family(
         "experts, dense layers between them",
         {**BASE, "head_dim": 16, **MOE, "mlp_only_layers": [1]},
@@ -121,6 +127,49 @@ FAMILIES: dict[str, Family] = {
             },
         },
     ),
+    "gemma": Family("scaled embeddings", {**BASE, "head_dim": 16}),
+    "phi3": Family(
+        "q, k and v as one product, one sliding window in all layers",
+        {**BASE, "sliding_window": 12, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "olmo2": Family("norms behind the mixers only, norms of q and k over all heads", BASE),
+    "olmo3": Family(
+        "as olmo2, with sliding windows and a rotation for each layer type",
+        {
+            **BASE,
+            "sliding_window": 9,
+            "layer_types": [SLIDING, FULL, SLIDING, FULL],
+            "rope_parameters": {
+                FULL: {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 128,
+                },
+                SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "granite": Family(
+        "factors of embeddings, residuals, scores and logits",
+        {
+            **BASE,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "smollm3": Family("layers without rotation", {**BASE, "no_rope_layers": [1, 0, 1, 0]}),
+    "cohere2": Family(
+        "attention beside the feed-forward part, no rotation without a window, LayerNorm, a factor of logits",
+        {**BASE, "sliding_window": 7, "layer_types": [SLIDING, SLIDING, FULL, SLIDING], "logit_scale": 0.3},
+    ),
+    "exaone4": Family(
+        "norms behind the mixers only, no rotation without a window",
+        {**BASE, "head_dim": 16, "sliding_window": 18, "layer_types": [SLIDING, SLIDING, FULL, SLIDING]},
+    ),
+    "glm4": Family("norms before and behind the mixers, interleaved partial rotation", {**BASE, "head_dim": 16}),
 }
 
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from draftwood.errors import ConfigError, DraftwoodError, ModelMismatchError, UnsupportedModelError
 from tests.verify_service.bench import config_of
-from tests.verify_service.models import BASE, save_tiny
+from tests.verify_service.models import BASE, save_tiny, tiny_config
 from verify_service.service import build
 
 
@@ -67,7 +67,7 @@ def test_hybrid_of_another_kind_is_refused(tmp_path: Path) -> None:
     assert "bamba" in error.message
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "proportional"])
 def test_rope_that_depends_on_the_length(tiny: Path, tmp_path: Path, kind: str) -> None:
     """Committed keys would have to be rotated anew as the sequence grows."""
     half = BASE["hidden_size"] // BASE["num_attention_heads"] // 2
@@ -76,8 +76,30 @@ def test_rope_that_depends_on_the_length(tiny: Path, tmp_path: Path, kind: str) 
         rope |= {"short_factor": [1.0] * half, "long_factor": [2.0] * half, "original_max_position_embeddings": 256}
     error = refused(copy_with(tiny, tmp_path, {"rope_parameters": rope}))
     assert isinstance(error, UnsupportedModelError)
-    assert kind in error.message
     assert error.field == "rope_parameters.rope_type"
+    assert f"rope_parameters.rope_type is '{kind}'" in error.message
+    assert "yarn" in error.message  # what would do
+
+
+def test_rope_of_one_layer_type_is_named(tmp_path: Path) -> None:
+    rope = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 2.0},
+    }
+    tiny_config("gemma3_text", rope_parameters=rope).save_pretrained(tmp_path)
+    error = refused(tmp_path)
+    assert isinstance(error, UnsupportedModelError)
+    assert error.field == "rope_parameters.full_attention.rope_type"
+    assert "rope_parameters.full_attention.rope_type is 'dynamic'" in error.message
+
+
+def test_bidirectional_attention_is_named(tmp_path: Path) -> None:
+    """As in embedding models made of Gemma 3: a token would see those behind it."""
+    tiny_config("gemma3_text", use_bidirectional_attention=True).save_pretrained(tmp_path)
+    error = refused(tmp_path)
+    assert isinstance(error, UnsupportedModelError)
+    assert error.field == "use_bidirectional_attention"
+    assert "use_bidirectional_attention is True" in error.message
 
 
 def test_missing_tensor_is_named(tiny: Path, tmp_path: Path) -> None:

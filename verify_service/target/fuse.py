@@ -12,10 +12,13 @@ from draftwood.layers import GatedMLP, RMSNorm, packed
 from verify_service.target.gated_delta_net import TreeGatedDeltaNet
 
 # RMSNorm classes by what they multiply with: the weight w, or 1 + w.
-PLAIN_NORMS = frozenset(
-    f"{family}RMSNorm" for family in ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Mistral", "Mixtral", "GptOss")
-)
-CENTRED_NORMS = frozenset(f"{family}RMSNorm" for family in ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Gemma2", "Gemma3"))
+_PLAIN = (
+    "Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Mistral", "Mixtral", "GptOss", "Phi3", "Olmo2", "Olmo3", "Granite",
+    "SmolLM3", "Exaone4", "Glm4",
+)  # fmt: skip
+_CENTRED = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Gemma", "Gemma2", "Gemma3")
+PLAIN_NORMS = frozenset(f"{family}RMSNorm" for family in _PLAIN)
+CENTRED_NORMS = frozenset(f"{family}RMSNorm" for family in _CENTRED)
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 GDN_MIXERS = frozenset({"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"})
 

@@ -75,6 +75,15 @@ SUPPORTED = {
     "gpt_oss": "GptOssForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
 }
 _LAYER_TYPES = {"full_attention": ATTENTION, "sliding_attention": ATTENTION, "linear_attention": GDN}
 
