@@ -19,7 +19,7 @@ from draft_service.messages import (
     step_from_wire,
 )
 from draft_service.streams import StreamRegistry
-from draft_service.telemetry import UNWATCHED, Watch
+from draft_service.telemetry import UNWATCHED, Answer, Watch
 from draftwood.errors import ContextLengthError, DraftwoodError, InvalidRequestError, OverloadedError
 from draftwood.rpc import errors_to_status
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
@@ -74,7 +74,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     busy_s = time.perf_counter() - received
                     response.busy_us = _microseconds(busy_s)
                     if response.results:
-                        self._watch.sent(busy_s)
+                        self._watch.sent(_answer_of(request, response, busy_s))
                     await context.write(response)
             finally:
                 if stream_id is not None:
@@ -109,10 +109,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self, request_iterator: AsyncIterator[draft_pb2.PrefillRequest], context: Context
     ) -> draft_pb2.PrefillResponse:
         """Takes rows of prompts, chunk by chunk between other streams' steps."""
-        loop = asyncio.get_running_loop()
+        loop, began, traceparent = asyncio.get_running_loop(), time.perf_counter(), ""
         response = draft_pb2.PrefillResponse()
         async with errors_to_status(context):
             async for request in request_iterator:
+                traceparent = traceparent or request.traceparent
                 is_new = self.streams.expect(request.stream_id)
                 try:
                     response.num_rows += await loop.run_in_executor(self._worker, self._take, request)
@@ -120,6 +121,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     if is_new:
                         self.streams.give_up(request.stream_id)
                     raise
+        self._watch.prefilled(traceparent, response.num_rows, time.perf_counter() - began)
         return response
 
     def _take(self, request: draft_pb2.PrefillRequest) -> int:
@@ -135,6 +137,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if refused.reason is Reason.CACHE_FULL:
             raise OverloadedError(refused.message, field="context", retry_after_s=1.0)
         raise InvalidRequestError(refused.message, field="context.start")
+
+
+def _answer_of(request: draft_pb2.DraftRequest, response: draft_pb2.DraftResponse, busy_s: float) -> Answer:
+    return Answer(request.traceparent, len(response.results), busy_s, response.draft_us / 1e6, response.tree_us / 1e6)
 
 
 def _microseconds(seconds: float) -> int:

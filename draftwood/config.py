@@ -39,6 +39,11 @@ class Config:
             if choices is not None and value not in choices:
                 raise ConfigError(f"{flag(spec.name)} is {value!r}, not one of {', '.join(choices)}", field=spec.name)
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether spans go anywhere."""
+        return bool(self.otlp_endpoint or self.trace_file)
+
     def check_range(self, name: str, low: float, high: float) -> None:
         """Raises ConfigError unless the field's value is in [low, high]."""
         value = getattr(self, name)

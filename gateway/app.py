@@ -144,9 +144,11 @@ class Gateway:
 
     def _reply(self, request: Request, form: Format, plan: Plan, target: Target) -> Reply:
         watch: Watch = getattr(request.state, "watch", UNWATCHED)
+        head = Head(
+            form.id_prefix + uuid.uuid4().hex, int(time.time()), self._model.name, self._model.fingerprint(target)
+        )
+        watch.named(head.id, head.model)
         generator = Generator(self.client, self._model.tokenizer, self._config.request_timeout_s, watch)
-        fingerprint = self._model.fingerprint(target)
-        head = Head(form.id_prefix + uuid.uuid4().hex, int(time.time()), self._model.name, fingerprint)
         return Reply(head, form, plan, generator)
 
     async def _respond(self, request: Request, body: GenerationRequest, reply: Reply) -> Response:
@@ -196,7 +198,8 @@ def own_version() -> str:
 
 def _caller(request: Request, body: GenerationRequest) -> Caller:
     client = client_key(request, body.end_user)
-    return Caller(request.state.request_id, request.headers.get("traceparent", ""), client)
+    given = request.headers.get("traceparent", "")
+    return Caller(request.state.request_id, getattr(request.state, "traceparent", given), client)
 
 
 async def _on_error(_request: Request, error: DraftwoodError) -> Response:

@@ -51,6 +51,9 @@ Update = Opened | Grown | Ended
 class Watch:
     """Is told what becomes of a request; this one does not care."""
 
+    def named(self, response_id: str, model: str) -> None:
+        """Who answers, and as what."""
+
     def planned(self, plan: Plan) -> None:
         """The request is about to be sent to the verify service."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,7 +17,12 @@ from gateway.plan import Plan
 from gateway.sse import CLIENT_CLOSED_REQUEST
 from gateway.stats import Outcome
 
+if TYPE_CHECKING:
+    from draftwood.telemetry.tracing import Tracing
+    from gateway.request_span import RequestSpan
+
 ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/version"})
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
 MODELS_PREFIX = "/v1/models/"
 OTHER = "other"  # paths come from clients and must not become labels
 
@@ -28,9 +33,10 @@ def route_of(path: str) -> str:
 
 
 class Telemetry:
-    """The gateway's metrics."""
+    """The gateway's metrics and spans."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracing: Tracing | None = None) -> None:
+        self.tracing = tracing
         self.instruments = Instruments("gateway")
         self.num_open = self.num_streams = 0
         self.requests = self.instruments.counter(metrics.HTTP_REQUESTS)
@@ -46,15 +52,32 @@ class Telemetry:
     @classmethod
     def start(cls, config: GatewayConfig) -> Self | None:
         """What the configuration asks for; None where it asks for nothing. Raises ConfigError."""
-        if not config.metrics_port:
+        if not (config.metrics_port or config.is_traced):
             return None
-        telemetry = cls()
-        telemetry.instruments.serve(config.host, config.metrics_port)
+        tracing = None
+        if config.is_traced:  # OpenTelemetry is loaded only where it is wanted
+            from draftwood.telemetry.tracing import Tracing
+
+            tracing = Tracing.start(config, "gateway")
+        telemetry = cls(tracing)
+        if config.metrics_port:
+            telemetry.instruments.serve(config.host, config.metrics_port)
         return telemetry
 
+    def span_of(self, route: str, scope: Scope) -> RequestSpan | None:
+        """A span for a request that generates; probes and lists have none."""
+        if self.tracing is None or scope["method"] != "POST" or route not in GENERATING:
+            return None
+        from gateway.request_span import RequestSpan
+
+        given = Headers(scope=scope).get("traceparent", "")
+        return RequestSpan(self.tracing, route, scope["state"]["request_id"], given)
+
     def close(self) -> None:
-        """Stops the endpoint."""
+        """Stops the endpoint, and exports the last spans."""
         self.instruments.close()
+        if self.tracing is not None:
+            self.tracing.close()
 
 
 class Exchange(Watch):
@@ -67,6 +90,9 @@ class Exchange(Watch):
         self._status = 0
         self._is_stream = self._is_complete = self._is_hung_up = self._has_text = False
         telemetry.num_open += 1
+        self._span = telemetry.span_of(self._route, scope)
+        if self._span is not None:
+            scope["state"]["traceparent"] = self._span.traceparent
 
     def received(self, message: Message) -> None:
         """A message from the client's side."""
@@ -81,34 +107,51 @@ class Exchange(Watch):
         elif message["type"] == "http.response.body":
             self._is_complete = not message.get("more_body", False)
 
+    def named(self, response_id: str, model: str) -> None:
+        """Who answers, and as what."""
+        if self._span is not None:
+            self._span.named(response_id, model)
+
     def planned(self, plan: Plan) -> None:
         """Its prompts are known."""
         self._telemetry.input_tokens.inc(sum(plan.prompt_lengths))
+        if self._span is not None:
+            self._span.planned(plan)
 
     def grew(self) -> None:
         """An answer has text, or more of it."""
         if not self._has_text:
             self._has_text = True
-            self._telemetry.first_token.observe(time.perf_counter() - self._began)
+            seconds = time.perf_counter() - self._began
+            self._telemetry.first_token.observe(seconds)
+            if self._span is not None:
+                self._span.first_text(seconds)
 
     def ended(self, outcome: Outcome) -> None:
         """One of its answers has ended."""
         self._telemetry.output_tokens.inc(outcome.num_tokens)
+        if self._span is not None:
+            self._span.ended(outcome)
 
     def failed(self, error: DraftwoodError) -> None:
         """It ends with an error."""
         self._telemetry.errors.labels(error.reason).inc()
+        if self._span is not None:
+            self._span.failed(error)
 
     def end(self, *, is_fault: bool) -> None:
         """The request is over; `is_fault` where the application raised."""
         telemetry = self._telemetry
-        status = 500 if is_fault and not self._status else self._status or CLIENT_CLOSED_REQUEST
+        status = self._status or (500 if is_fault else CLIENT_CLOSED_REQUEST)
+        if self._is_hung_up:
+            status = CLIENT_CLOSED_REQUEST
+            telemetry.hang_ups.inc()
         telemetry.num_open -= 1
         telemetry.num_streams -= self._is_stream
-        telemetry.requests.labels(self._route, str(CLIENT_CLOSED_REQUEST if self._is_hung_up else status)).inc()
+        telemetry.requests.labels(self._route, str(status)).inc()
         telemetry.seconds.labels(self._route).observe(time.perf_counter() - self._began)
-        if self._is_hung_up:
-            telemetry.hang_ups.inc()
+        if self._span is not None:
+            self._span.end(status, is_stream=self._is_stream)
 
 
 class TelemetryMiddleware:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError
@@ -13,18 +14,23 @@ from draftwood.telemetry import metrics
 from draftwood.telemetry.instruments import Instruments
 from verify_service.drafting import Refused
 from verify_service.observer import SequenceStep, StepTotals
-from verify_service.request import Finished, StageTimes
+from verify_service.request import Finished, Request, StageTimes
 from verify_service.request_watch import RequestWatch
 from verify_service.service import Service
+
+if TYPE_CHECKING:
+    from draftwood.telemetry.tracing import Tracing
+    from verify_service.request_span import RequestSpan
 
 DRAFTER_STATES = ("ready", "absent", "mismatch")
 PATIENCE_S = 60.0  # longer than any step
 
 
 class Telemetry:
-    """The verify service's metrics. Takes part in every step, as the sink of the engine's observer."""
+    """The verify service's metrics and spans. Takes part in every step, as the sink of the engine's observer."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, tracing: Tracing | None = None) -> None:
+        self.tracing = tracing
         self.instruments = Instruments("verify")
         self._service, self._engine = service, service.engine
         self._observer = service.engine.decoder.observer
@@ -49,16 +55,26 @@ class Telemetry:
     @classmethod
     def start(cls, config: VerifyConfig, service: Service) -> Self | None:
         """What the configuration asks for; None where it asks for nothing. Raises ConfigError."""
-        if not config.metrics_port:
+        if not (config.metrics_port or config.is_traced):
             return None
-        telemetry = cls(service)
-        telemetry._observer.sink = telemetry
-        telemetry.instruments.serve(config.host, config.metrics_port)
+        tracing = None
+        if config.is_traced:  # OpenTelemetry is loaded only where it is wanted
+            from draftwood.telemetry.tracing import Tracing
+            from verify_service.step_spans import StepSpans
+
+            tracing = Tracing.start(config, "verify")
+            service.engine.decoder.observer.tracer = StepSpans(tracing)
+        telemetry = cls(service, tracing)
+        if config.metrics_port:
+            telemetry._observer.sink = telemetry
+            telemetry.instruments.serve(config.host, config.metrics_port)
         return telemetry
 
     def close(self) -> None:
-        """Stops the endpoint."""
+        """Stops the endpoint, and exports the last spans."""
         self.instruments.close()
+        if self.tracing is not None:
+            self.tracing.close()
 
     def watch(self) -> RequestWatch:
         """For one call of Generate that has just come."""
@@ -138,8 +154,19 @@ class MeasuredRequest(RequestWatch):
 
     def __init__(self, telemetry: Telemetry, clock: Callable[[], float] = time.perf_counter) -> None:
         self._telemetry, self._clock, self._began = telemetry, clock, clock()
+        self._began_ns = time.time_ns()
         self._has_tokens = False
         self._outcome = "cancelled"
+        self._span: RequestSpan | None = None
+
+    def received(self, request: Request) -> Request:
+        """From here on it has a span; its steps become children of it."""
+        if self._telemetry.tracing is None:
+            return request
+        from verify_service.request_span import RequestSpan
+
+        self._span = RequestSpan(self._telemetry.tracing, request, self._began_ns)
+        return dataclasses.replace(request, traceparent=self._span.traceparent)
 
     def grew(self) -> None:
         """Notes the first tokens."""
@@ -156,6 +183,8 @@ class MeasuredRequest(RequestWatch):
         telemetry.prefill_seconds(stats.prefill_s)
         telemetry.prompt_tokens.inc(stats.num_prompt_tokens)
         telemetry.generated_tokens.inc(stats.num_generated_tokens)
+        if self._span is not None:
+            self._span.finished(event)
         if stats.num_generated_tokens > 1:
             telemetry.per_token(stats.decode_s / (stats.num_generated_tokens - 1))
 
@@ -166,3 +195,5 @@ class MeasuredRequest(RequestWatch):
     def gone(self) -> None:
         """Counts it."""
         self._telemetry.requests.labels(self._outcome).inc()
+        if self._span is not None:
+            self._span.end(self._outcome)
