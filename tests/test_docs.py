@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs import flags
+from docs import flags, metrics
 
 
 def test_the_flag_tables_are_current() -> None:
@@ -17,3 +17,8 @@ def test_every_setting_of_every_service_has_a_row() -> None:
             assert f"| `{flags.flag(name)}" in rows
     assert rows.count("| `--port` |") == len(flags.SERVICES)  # each has a default of its own
     assert rows.count("| `--threads` |") == 1
+
+
+def test_the_table_of_metrics_is_current() -> None:
+    text = metrics.PAGE.read_text(encoding="utf-8")
+    assert metrics.write(text) == text, "run `python docs/metrics.py`"

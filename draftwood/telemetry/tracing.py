@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Self
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Link, Span, SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from draftwood import __version__
 from draftwood.config import Config
-from draftwood.errors import ConfigError
+from draftwood.telemetry.span_file import SpanFile
 
+EXPORT_TIMEOUT_S = 2.0  # a collector that is gone must not hold up a stop
 MAX_CONTEXTS = 4096  # requests whose context is kept parsed
 Attribute = str | bool | int | float | list[str]
 
@@ -80,20 +80,10 @@ def _exporters(config: Config) -> list[SpanExporter]:
     if config.otlp_endpoint:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-        exporters.append(OTLPSpanExporter(endpoint=config.otlp_endpoint))
+        exporters.append(OTLPSpanExporter(endpoint=config.otlp_endpoint, timeout=EXPORT_TIMEOUT_S))
     if config.trace_file:
-        try:
-            lines = Path(config.trace_file).open("a", encoding="utf-8")  # noqa: SIM115 the exporter's, to the end
-        except OSError as error:
-            raise ConfigError(
-                f"--trace-file {config.trace_file}: cannot be written ({error.strerror or error})", field="trace_file"
-            ) from error
-        exporters.append(ConsoleSpanExporter(out=lines, formatter=_line))
+        exporters.append(SpanFile(config.trace_file))
     return exporters
-
-
-def _line(span: ReadableSpan) -> str:
-    return span.to_json(indent=None) + "\n"
 
 
 @functools.lru_cache(MAX_CONTEXTS)

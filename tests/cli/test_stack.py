@@ -153,6 +153,14 @@ def test_all_taken_ports_are_named_together() -> None:
             Stack(stack_config(EVERYTHING | ports))
 
 
+def test_each_service_has_a_metrics_port_of_its_own() -> None:
+    config = private_config(EVERYTHING | {"metrics_port": 9464})
+    assert config.draft is not None
+    assert config.gateway is not None
+    assert [part.metrics_port for part in (config.gateway, config.verify, config.draft)] == [9464, 9465, 9466]
+    assert private_config(EVERYTHING | {"metrics_port": 0}).verify.metrics_port == 0
+
+
 def test_drafter_threads_are_its_own() -> None:
     config = private_config(EVERYTHING | {"threads": 4, "draft_threads": 1})
     assert config.draft is not None
