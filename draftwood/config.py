@@ -39,11 +39,6 @@ class Config:
             if choices is not None and value not in choices:
                 raise ConfigError(f"{flag(spec.name)} is {value!r}, not one of {', '.join(choices)}", field=spec.name)
 
-    @property
-    def is_traced(self) -> bool:
-        """Whether spans go anywhere."""
-        return bool(self.otlp_endpoint or self.trace_file)
-
     def check_range(self, name: str, low: float, high: float) -> None:
         """Raises ConfigError unless the field's value is in [low, high]."""
         value = getattr(self, name)
@@ -145,6 +140,11 @@ class ServiceConfig(PeerConfig):
             raise ConfigError(
                 f"--otlp-endpoint is {self.otlp_endpoint!r}, not an http:// or https:// address", field="otlp_endpoint"
             )
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether spans go anywhere."""
+        return bool(self.otlp_endpoint or self.trace_file)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from draftwood import __version__
-from draftwood.config import Config
+from draftwood.config import ServiceConfig
 from draftwood.telemetry.span_file import SpanFile
 
 EXPORT_TIMEOUT_S = 2.0  # a collector that is gone must not hold up a stop
@@ -39,7 +39,7 @@ class Tracing:
         self.tracer: Tracer = provider.get_tracer("draftwood", __version__)
 
     @classmethod
-    def start(cls, config: Config, service: str) -> Self:
+    def start(cls, config: ServiceConfig, service: str) -> Self:
         """Exports to where the configuration says. Raises ConfigError where the file cannot be written."""
         resource = Resource.create(
             {"service.namespace": "draftwood", "service.name": f"draftwood-{service}", "service.version": __version__}
@@ -75,7 +75,7 @@ class Tracing:
         self._provider.shutdown()
 
 
-def _exporters(config: Config) -> list[SpanExporter]:
+def _exporters(config: ServiceConfig) -> list[SpanExporter]:
     exporters: list[SpanExporter] = []
     if config.otlp_endpoint:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
