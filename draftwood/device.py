@@ -76,6 +76,15 @@ def resident_memory_bytes() -> int:
     return pages * resource.getpagesize()
 
 
+def physical_memory_bytes() -> int:
+    """What this machine, or the control group that the process is in, has in all."""
+    total = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+    try:
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such group, or one without a limit, which says "max"
+        return total
+
+
 def peak_memory_bytes() -> int:
     """Peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -9,19 +9,15 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 from transformers import AutoConfig
 
 from draftwood.checkpoint import read_config, resolve
 from draftwood.config import VerifyConfig
 from draftwood.device import pick_device, pick_dtype, resident_memory_bytes
 from draftwood.errors import DraftwoodError
-from verify_service.cache.pools import allocate_pools
-from verify_service.service import cache_sizes, longest_context
+from verify_service.service import META, cache_pools, longest_context
 from verify_service.target.loading import stop_token_ids
 from verify_service.target.spec import SUPPORTED, TargetSpec, read_spec, text_config
-
-META = torch.device("meta")
 
 
 def plan(config: VerifyConfig) -> dict[str, int]:
@@ -32,22 +28,13 @@ def plan(config: VerifyConfig) -> dict[str, int]:
     text = text_config(full)
     spec = read_spec(text, stop_token_ids(directory, full), allow_unsafe=config.allow_hybrid_unsafe)
     max_context = longest_context(config, spec)
-    pages, slots = cache_sizes(config, max_context)
-    pools = allocate_pools(
-        spec,
-        num_slots=(pages.num_pages + 1) * config.page_size,
-        num_states=slots.num_slots + 1,
-        feature_size=0
-        if config.draft == "none"
-        else read_config(resolve(config.draft, setting="draft"))["hidden_size"],
-        dtype=dtype,
-        device=META,
-    )
+    feature_size = 0
+    if config.draft != "none":
+        feature_size = read_config(resolve(config.draft, setting="draft"))["hidden_size"]
+    pools = cache_pools(config, spec, max_context, feature_size, dtype, META)
     return {
         "weights": _weights(text, spec, dtype),
-        "KV pages": _bytes(pools.keys, pools.values),
-        "recurrent states": _bytes(pools.states, pools.windows),
-        "feature rows": _bytes(pools.features),
+        **pools.sizes(),
         "a step's working memory": _step(config, spec, text.num_attention_heads, max_context, dtype.itemsize),
         "libraries": resident_memory_bytes(),
     }
@@ -59,7 +46,7 @@ def _weights(text: Any, spec: TargetSpec, dtype: torch.dtype) -> int:
     with META:
         model = loader._from_config(text, dtype=dtype)
     tied = model.lm_head.weight is model.get_input_embeddings().weight
-    return sum(_bytes(p) for p in model.parameters()) + (_bytes(model.lm_head.weight) if tied else 0)
+    return sum(p.nbytes for p in model.parameters()) + (model.lm_head.weight.nbytes if tied else 0)
 
 
 def _step(config: VerifyConfig, spec: TargetSpec, num_heads: int, max_context: int, itemsize: int) -> int:
@@ -69,10 +56,6 @@ def _step(config: VerifyConfig, spec: TargetSpec, num_heads: int, max_context: i
     prefix = 2 * config.max_batch * max_context * spec.num_kv_heads * spec.head_dim * itemsize
     scores = 2 * 4 * rows * num_heads * max_context
     return (prefix + scores if spec.num_attention_layers else 0) + 2 * 4 * rows * spec.vocab_size
-
-
-def _bytes(*tensors: Tensor) -> int:
-    return sum(t.nbytes for t in tensors)
 
 
 def main() -> int:

@@ -11,12 +11,12 @@ import torch
 
 from draftwood.checkpoint import model_id, resolve, tokenizer_hash
 from draftwood.config import VerifyConfig
-from draftwood.device import pick_device, pick_dtype, use_threads
+from draftwood.device import physical_memory_bytes, pick_device, pick_dtype, use_threads
 from draftwood.errors import ConfigError
 from draftwood.security import Security
 from draftwood.v1 import verify_pb2
 from verify_service.cache.pages import PageAllocator, SlotAllocator
-from verify_service.cache.pools import allocate_pools
+from verify_service.cache.pools import Pools, allocate_pools
 from verify_service.commit import Committer
 from verify_service.decoder import Decoder
 from verify_service.defaults import Defaults
@@ -34,6 +34,7 @@ from verify_service.target.spec import TargetSpec
 log = logging.getLogger(__name__)
 
 DEFAULT_MAX_CONTEXT = 8192
+META = torch.device("meta")
 CPU_TREE_BUDGET, GPU_TREE_BUDGET = 7, 31
 
 
@@ -67,14 +68,10 @@ def build(config: VerifyConfig) -> Service:
         compile_steps=config.compile,
     )
     pages, slots = cache_sizes(config, max_context)
-    pools = allocate_pools(
-        spec,
-        num_slots=(pages.num_pages + 1) * config.page_size,
-        num_states=slots.num_slots + 1,
-        feature_size=projector.hidden_size if projector else 0,
-        dtype=dtype,
-        device=device,
-    )
+    feature_size = projector.hidden_size if projector else 0
+    if device.type == "cpu":
+        _check_memory(config, max_context, cache_pools(config, spec, max_context, feature_size, dtype, META))
+    pools = cache_pools(config, spec, max_context, feature_size, dtype, device)
     decoder = Decoder(target, pools, Committer(pools, compile_steps=config.compile), projector)
     decoder.debug_steps = config.debug_metrics
     scheduler = Scheduler(pages, slots, max_batch=config.max_batch, max_queue=config.max_queue)
@@ -108,6 +105,38 @@ def cache_sizes(config: VerifyConfig, max_context: int) -> tuple[PageAllocator, 
     pages_each = -(-max_context // config.page_size)
     num_pages = -(-config.cache_tokens // config.page_size) or config.max_batch * pages_each
     return PageAllocator(num_pages, config.page_size), SlotAllocator(config.max_batch)
+
+
+def cache_pools(
+    config: VerifyConfig,
+    spec: TargetSpec,
+    max_context: int,
+    feature_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Pools:
+    """The caches of those sizes, and one scratch page and slot more."""
+    pages, slots = cache_sizes(config, max_context)
+    return allocate_pools(
+        spec,
+        num_slots=(pages.num_pages + 1) * config.page_size,
+        num_states=slots.num_slots + 1,
+        feature_size=feature_size,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _check_memory(config: VerifyConfig, max_context: int, pools: Pools) -> None:
+    """Memory of caches is had when they are first written to, so that too much of it would end the service later."""
+    sizes, available = pools.sizes(), physical_memory_bytes()
+    if sum(sizes.values()) > available:
+        parts = ", ".join(f"{what} {size / 2**30:.1f} GiB" for what, size in sizes.items() if size)
+        raise ConfigError(
+            f"--max-batch {config.max_batch} sequences of {max_context} tokens need more memory than this machine's "
+            f"{available / 2**30:.1f} GiB ({parts}); lower --max-batch, --max-context or --cache-tokens",
+            field="max_batch",
+        )
 
 
 def _projector(

@@ -10,7 +10,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from draftwood.cli.environment import service_environment
@@ -72,8 +71,9 @@ def places() -> dict[str, int]:
     """Memory by where it is: the machine's, and each GPU's own."""
     import torch
 
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    found = {"this machine": int(lines["MemTotal"].split()[0]) * 1024}
+    from draftwood.device import physical_memory_bytes
+
+    found = {"this machine": physical_memory_bytes()}
     for i in range(torch.cuda.device_count()):
         found[f"GPU {i}"] = torch.cuda.get_device_properties(i).total_memory
     return found

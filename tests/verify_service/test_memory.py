@@ -52,3 +52,9 @@ def test_what_cannot_be_served_has_no_plan(tmp_path: Path) -> None:
         plan(VerifyConfig(target=str(tmp_path), draft="none"))
     with pytest.raises(ConfigError, match="--max-context is 4096, more than the 2048 positions"):
         plan(VerifyConfig(max_context=4096))
+
+
+def test_caches_larger_than_the_memory_are_refused_at_the_start() -> None:
+    config = VerifyConfig(drafter="none", compile=False, page_size=1024, cache_tokens=1 << 31)
+    with pytest.raises(ConfigError, match=r"--max-batch 8 sequences of 2048 tokens .*\(KV pages [\d.]+ GiB, recurrent"):
+        build(config)

@@ -20,6 +20,14 @@ class Pools:
     states: Tensor  # [R, T, HV, V, K] float32
     windows: Tensor  # [R, T, taps - 1, C], newest last
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes by what they hold."""
+        return {
+            "KV pages": self.keys.nbytes + self.values.nbytes,
+            "recurrent states": self.states.nbytes + self.windows.nbytes,
+            "feature rows": self.features.nbytes,
+        }
+
 
 def allocate_pools(
     spec: TargetSpec, *, num_slots: int, num_states: int, feature_size: int, dtype: torch.dtype, device: torch.device
