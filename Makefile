@@ -1,5 +1,6 @@
 # One line a recipe. Every target that needs the environment makes it first.
 PYTHON ?= python3
+DOCKERFILE_LINT := npx -y dockerfile-utils@0.16.3 lint
 BUF := npx -y @bufbuild/buf@1.75.0
 OUT ?= .
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -23,12 +24,13 @@ bench: setup  ## tokens per second: plain decoding, chain, tree
 test: setup  ## every test that needs neither a GPU nor minutes
 	pytest
 
-check: setup  ## format, lint, types, imports, protos, stubs
+check: setup  ## format, lint, types, imports, protos, Dockerfile, stubs
 	ruff format --check .
 	ruff check .
 	pyright
 	lint-imports
 	$(BUF) lint protos
+	$(DOCKERFILE_LINT) deploy/Dockerfile
 	$(BUF) format -d --exit-code protos
 	pytest -q tests/test_project.py -k stubs
 
