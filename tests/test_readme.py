@@ -152,7 +152,7 @@ def test_files_exist(document: Path) -> None:
     assert [name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in present)] == []
 
 
-FOLDERS = ("draftwood", "draft_service", "verify_service", "gateway", "protos", "tests", "benchmarks")
+FOLDERS = ("draftwood", "draft_service", "verify_service", "gateway", "protos", "tests", "benchmarks", "docs")
 
 
 @pytest.mark.timeout(300)
