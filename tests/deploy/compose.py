@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-BASE, ONE_GPU, CPU = (DEPLOY / f"docker-compose{name}.yaml" for name in ("", ".one-gpu", ".cpu"))
+BASE, ONE_GPU, CPU, TELEMETRY = (
+    DEPLOY / f"docker-compose{name}.yaml" for name in ("", ".one-gpu", ".cpu", ".telemetry")
+)
 VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 RESET = object()
 REPLACED = ("command", "entrypoint", "test")  # lists that an override replaces; it adds to all others

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from draftwood.config import DraftConfig, GatewayConfig, VerifyConfig
-from tests.deploy.compose import BASE, CPU, DEPLOY, ONE_GPU, load, variables_of
+from tests.deploy.compose import BASE, CPU, DEPLOY, ONE_GPU, TELEMETRY, load, variables_of
 
 OURS = {"gateway": GatewayConfig, "verify": VerifyConfig, "draft": DraftConfig}
 STACKS = {
-    "base": (BASE,), "one GPU": (BASE, ONE_GPU), "CPU": (BASE, CPU),
-    "override: one GPU": (ONE_GPU,), "override: CPU": (CPU,),
+    "base": (BASE,), "one GPU": (BASE, ONE_GPU), "CPU": (BASE, CPU), "CPU, telemetry": (BASE, CPU, TELEMETRY),
+    "telemetry": (BASE, TELEMETRY), "one GPU, telemetry": (BASE, ONE_GPU, TELEMETRY),
+    "override: one GPU": (ONE_GPU,), "override: CPU": (CPU,), "override: telemetry": (TELEMETRY,),
 }  # fmt: skip
 
 
@@ -32,7 +34,7 @@ def command(service: dict[str, Any]) -> list[str]:
 
 
 def test_every_file_is_known() -> None:
-    assert set(DEPLOY.glob("docker-compose*.yaml")) == {BASE, ONE_GPU, CPU}
+    assert set(DEPLOY.glob("docker-compose*.yaml")) == {BASE, ONE_GPU, CPU, TELEMETRY}
 
 
 def test_the_schema_holds(tmp_path: Path) -> None:
@@ -127,8 +129,28 @@ def test_only_the_gateway_is_reached_from_outside() -> None:
 
 def test_every_variable_is_explained_with_its_default() -> None:
     lines = re.findall(r"^#(\w+)=(.*)$", (DEPLOY / "example.env").read_text(), re.MULTILINE)
-    used = variables_of(BASE, ONE_GPU, CPU)
+    used = variables_of(BASE, ONE_GPU, CPU, TELEMETRY)
     assert {name for name, _ in lines} == set(used)
     assert {name: value for name, value in lines if name != "OTLP_ENDPOINT"} == {
         name: value for name, value in used.items() if name != "OTLP_ENDPOINT"
     }
+
+
+def test_what_telemetry_mounts_is_there() -> None:
+    services = load(TELEMETRY)["services"]
+    mounts = [mount for service in services.values() for mount in service["volumes"] if mount["type"] == "bind"]
+    sources = [mount["source"] for mount in mounts]
+    assert len(sources) == 4
+    assert [source for source in sources if not (DEPLOY / source).exists()] == []
+
+
+def test_prometheus_and_the_collector_are_where_the_others_look() -> None:
+    services = load(BASE, TELEMETRY)["services"]
+    scraped: Any = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+    targets = {t for job in scraped["scrape_configs"] for group in job["static_configs"] for t in group["targets"]}
+    assert targets == {f"{name}:{flags(services[name])['metrics-port']}" for name in OURS}
+    collector: Any = yaml.safe_load((DEPLOY / "collector" / "collector.yaml").read_text())
+    port = collector["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"].split(":")[1]
+    assert f"#OTLP_ENDPOINT=http://collector:{port}\n" in (DEPLOY / "example.env").read_text()
+    source = (DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yaml").read_text()
+    assert f"http://prometheus:{services['prometheus']['expose'][0]}" in source
