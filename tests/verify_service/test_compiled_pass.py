@@ -20,6 +20,10 @@ CPU = torch.device("cpu")
 # Sequences and nodes: what warms up, as in the service, and what comes then.
 ALONE = (((1, 1), (1, 8)), ((1, 1), (1, 6), (1, 2), (1, 33), (1, 1)))
 SEVERAL = (((2, 8),), ((2, 6), (3, 1), (5, 1), (4, 9), (2, 1), (3, 17)))
+LAYERS = {  # two kinds each
+    "qwen3_5_text": ["linear_attention", "full_attention"],
+    "gemma3_text": ["sliding_attention", "full_attention"],
+}
 Shapes = tuple[tuple[int, int], ...]
 
 
@@ -45,14 +49,22 @@ def check(compiled: TargetModel, eager: TargetModel, step: StepInputs, pools: Po
 
 
 @pytest.mark.timeout(400)  # graphs are compiled anew
-@pytest.mark.parametrize(("warm", "shapes"), [pytest.param(*ALONE, marks=pytest.mark.slow, id="alone"),
-                                              pytest.param(*SEVERAL, id="several")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "shapes"),
+    [
+        pytest.param("qwen3_5_text", ALONE, marks=pytest.mark.slow, id="qwen3_5_text-alone"),
+        pytest.param("qwen3_5_text", SEVERAL, id="qwen3_5_text-several"),
+        pytest.param("gemma3_text", ALONE, marks=pytest.mark.slow, id="gemma3_text-alone"),
+        pytest.param("gemma3_text", SEVERAL, marks=pytest.mark.slow, id="gemma3_text-several"),
+    ],
+)
 @torch.inference_mode()
 def test_compiled_passes_equal_eager_ones(
-    warm: Shapes, shapes: Shapes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, shapes: tuple[Shapes, Shapes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
-    save_tiny("qwen3_5_text", tmp_path, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
+    warm, later = shapes
+    save_tiny(family, tmp_path, num_hidden_layers=2, layer_types=LAYERS[family])
     models: list[TargetModel] = []
     for compile_steps in (True, False):
         model, spec = load_target(tmp_path, torch.float32, CPU)
@@ -69,5 +81,5 @@ def test_compiled_passes_equal_eager_ones(
     for shape in warm:
         models[0].run(step_of(*shape, rng), pools)
     models[0].is_warming = False
-    for shape in shapes:
+    for shape in later:
         check(models[0], models[1], step_of(*shape, rng), pools)

@@ -10,6 +10,7 @@ import torch
 import transformers
 from transformers import AutoConfig, GenerationConfig
 from transformers.utils import logging as transformers_logging
+from transformers.utils.quantization_config import Mxfp4Config
 
 from draftwood.errors import UnsupportedModelError
 from verify_service.target import attention
@@ -40,6 +41,7 @@ def load_target(
     config = text_config(full)
     spec = read_spec(config, stop_token_ids(directory, full), allow_unsafe=allow_unsafe)
     check_rope(config)
+    quantization = _quantization(full, config)
     transformers_logging.disable_progress_bar()  # a service's log is no terminal
     loader = getattr(transformers, SUPPORTED.get(spec.model_type, "AutoModelForCausalLM"))
     model, report = loader.from_pretrained(
@@ -49,6 +51,7 @@ def load_target(
         attn_implementation=attention.NAME,
         output_loading_info=True,
         key_mapping=_KEY_MAPPING if config is not full else None,
+        **quantization,
     )
     missing = sorted(report["missing_keys"])
     if missing:
@@ -56,6 +59,21 @@ def load_target(
             f"{directory} lacks the tensor {missing[0]} ({len(missing)} in all)", field=missing[0]
         )
     return model.to(device).eval().requires_grad_(False), spec
+
+
+def _quantization(full: Any, config: Any) -> dict[str, Any]:
+    """How quantised weights are loaded: those of gpt-oss as plain numbers. Raises UnsupportedModelError for others."""
+    settings = getattr(config, "quantization_config", None) or getattr(full, "quantization_config", None)
+    if settings is None:
+        return {}
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
+    if method != "mxfp4":
+        raise UnsupportedModelError(
+            f"quantization_config.quant_method is {method!r}; quantised weights are not served, except mxfp4, which is "
+            "loaded as plain numbers",
+            field="quantization_config.quant_method",
+        )
+    return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
 def stop_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
