@@ -215,6 +215,11 @@ class VerifyConfig(ModelConfig):
     max_tree_budget: int = setting(63, "Largest tree budget that a request may ask for.")
     tree_width_cap: int = setting(16, "Candidates a depth of the tree at most.")
     tree_spine: bool = setting(False, "Whether the whole likeliest chain goes into a tree first.")
+    shadow_linear: bool = setting(
+        False,
+        "Whether requests with ddtree verify the chain and the tree together, commit only the chain, and report what "
+        "the tree would have won.",
+    )
     debug_metrics: bool = setting(False, "Whether each step is logged: nodes, depth, accepted length, stage times.")
     allow_hybrid_unsafe: bool = setting(
         False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from verify_service.features import FeatureProjector
 from verify_service.observer import SequenceStep, StepObserver
 from verify_service.request import Finished, StageTimes, Started, TokenLogProbs, Tokens, Trace
 from verify_service.sequence import Sequence
+from verify_service.shadow import chain_of, tree_of, union_of
 from verify_service.step import StepRow, derive
 from verify_service.target.model import PassOutputs, TargetModel
 
@@ -34,8 +36,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
+    tree: DraftTree  # what was walked: in shadow-linear mode the chain
     accepted: Accepted
     log_probs: tuple[TokenLogProbs, ...]
+    shadow_path: tuple[int, ...] = ()  # nodes of the verified tree
 
 
 class Decoder:
@@ -121,12 +125,14 @@ class Decoder:
         steps: list[SequenceStep] = []
         num_fallbacks = 0
         for sequence, tree, walk in zip(batch, trees, walks, strict=True):
-            is_drafted = tree.num_nodes > 1
+            is_drafted, num_accepted = tree.num_nodes > 1, len(walk.accepted.path) - 1
+            num_shadow = max(len(walk.shadow_path) - 1, 0)
             num_fallbacks += sequence.wants_draft and not is_drafted
-            steps.append(SequenceStep(tree, len(walk.accepted.path) - 1, sequence.wants_draft))
-            sequence.stats.add_step(tree, len(walk.accepted.path) - 1, wanted_draft=sequence.wants_draft)
+            steps.append(SequenceStep(walk.tree, num_accepted, sequence.wants_draft, num_shadow))
+            sequence.stats.add_step(walk.tree, num_accepted, wanted_draft=sequence.wants_draft)
+            sequence.stats.num_shadow_accepted += num_shadow
             sequence.stats.add_times(times, drafted=is_drafted)
-            trace = Trace(sequence.base_length, tree, walk.accepted.path, times)
+            trace = Trace(sequence.base_length, tree, walk.accepted.path, times, walk.shadow_path)
             end = self._deliver(sequence, walk, trace)
             if end is not None:
                 finished.append((sequence, end))
@@ -138,14 +144,25 @@ class Decoder:
         return finished, num_fallbacks
 
     def _tree(self, sequence: Sequence, drafts: Drafts) -> DraftTree:
-        tree = drafts.trees.get(sequence.sequence_id)
-        return DraftTree.root_only(sequence.root) if tree is None else tree.prefix(sequence.request.tree_budget)
+        tree, request = drafts.trees.get(sequence.sequence_id), sequence.request
+        if tree is None:
+            return DraftTree.root_only(sequence.root)
+        return union_of(tree, request.tree_budget) if request.shadow_linear else tree.prefix(request.tree_budget)
 
     def _walk(self, sequence: Sequence, tree: DraftTree, logits: Tensor) -> _Walk:
         request = sequence.request
         draws = NodeDraws(sequence, tree, logits, request.stop_token_ids, self.noise)
-        accepted = accept(tree, draws, stop_token_ids=request.stop_token_ids, max_tokens=max(sequence.num_remaining, 1))
-        return _Walk(accepted, tuple(draws.log_probs))
+
+        def walk(part: DraftTree, draw: Callable[[int], int]) -> Accepted:
+            return accept(part, draw, stop_token_ids=request.stop_token_ids, max_tokens=max(sequence.num_remaining, 1))
+
+        if not (request.shadow_linear and tree.num_nodes > 1):
+            return _Walk(tree, walk(tree, draws), tuple(draws.log_probs))
+        chain, (shadow, nodes) = chain_of(tree, request.tree_budget), tree_of(tree, request.tree_budget)
+        accepted = walk(chain, draws)
+        log_probs = tuple(draws.log_probs)
+        path = walk(shadow, lambda node: draws(nodes[node])).path
+        return _Walk(chain, accepted, log_probs, tuple(nodes[node] for node in path))
 
     def _commit(self, sequence: Sequence, row: int, path: tuple[int, ...], outputs: PassOutputs) -> None:
         features = None
@@ -164,7 +181,7 @@ class Decoder:
         accepted = walk.accepted
         sequence.answer.extend(accepted.tokens)
         wanted = trace if sequence.request.trace_steps else None
-        num_drafted = trace.tree.num_nodes - 1 if trace is not None else 0
+        num_drafted = walk.tree.num_nodes - 1
         sequence.emit(Tokens(accepted.tokens, walk.log_probs, wanted, num_drafted, len(accepted.path) - 1))
         if accepted.finish is None:
             return None
@@ -186,10 +203,11 @@ class Decoder:
     def _log_step(self, sequence: Sequence, trace: Trace) -> None:
         times = trace.times
         log.info(
-            "step %s nodes=%d depth=%d accepted=%d draft=%.2f tree=%.2f verify=%.2f accept=%.2f commit=%.2f ms",
+            "step %s nodes=%d depth=%d accepted=%d%s draft=%.2f tree=%.2f verify=%.2f accept=%.2f commit=%.2f ms",
             sequence.request.request_id,
             trace.tree.num_nodes - 1,
             trace.tree.max_depth,
             len(trace.path) - 1,
+            f" tree_accepted={len(trace.shadow_path) - 1}" if trace.shadow_path else "",
             *(1e3 * t for t in (times.draft, times.tree, times.verify, times.accept, times.commit)),
         )

@@ -17,3 +17,4 @@ class Defaults:
     width_cap: int
     spine: bool
     stop_token_ids: frozenset[int]
+    shadow_linear: bool = False

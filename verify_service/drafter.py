@@ -10,11 +10,12 @@ from itertools import pairwise
 
 import torch
 
-from draftwood.tree import DraftTree
+from draftwood.tree import MAX_TREE_BUDGET, DraftTree
 from verify_service.cache.pools import Pools
 from verify_service.draft_client import DraftClient
 from verify_service.draft_link import DraftLink
 from verify_service.drafting import ContextRows, DraftJob, DraftOutcome, Fallback, Refused
+from verify_service.request import Request
 from verify_service.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -149,11 +150,9 @@ class Drafter:
             root=sequence.root,
             context=context,
             algorithm=request.algorithm,
-            tree_budget=min(request.tree_budget, link.facts.max_depth)
-            if request.algorithm == "dflash"
-            else request.tree_budget,
+            tree_budget=_budget(request, link.facts.max_depth),
             width_cap=request.width_cap,
-            spine=request.spine,
+            spine=request.spine or request.shadow_linear,
             sampling=request.sampling,
         )
 
@@ -189,3 +188,10 @@ class Drafter:
                 sequence.is_draftable = False
             case Refused.DEADLINE | Refused.STALE:
                 pass
+
+
+def _budget(request: Request, max_depth: int) -> int:
+    """Nodes to ask for: a chain is as long as the drafter's depth at most; in shadow-linear mode it comes on top."""
+    if request.algorithm == "dflash":
+        return min(request.tree_budget, max_depth)
+    return min(request.tree_budget + max_depth, MAX_TREE_BUDGET) if request.shadow_linear else request.tree_budget

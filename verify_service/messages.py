@@ -55,9 +55,20 @@ def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, p
         num_log_probs=message.num_log_probs if has("num_log_probs") else None,
         num_prompt_log_probs=message.num_prompt_log_probs if has("num_prompt_log_probs") else None,
         trace_steps=message.trace_steps,
+        shadow_linear=_shadow_linear(message, defaults, algorithm),
         traceparent=message.traceparent,
         client=message.client or peer,
     )
+
+
+def _shadow_linear(message: verify_pb2.GenerateRequest, defaults: Defaults, algorithm: str) -> bool:
+    if not message.HasField("shadow_linear"):
+        return defaults.shadow_linear and algorithm == "ddtree"
+    if message.shadow_linear and algorithm != "ddtree":
+        raise InvalidRequestError(
+            f"shadow_linear compares with a tree; algorithm is {algorithm}, not ddtree", field="shadow_linear"
+        )
+    return message.shadow_linear
 
 
 def _check_lengths(message: verify_pb2.GenerateRequest, defaults: Defaults) -> None:
@@ -124,6 +135,7 @@ def _trace_to_wire(trace: Trace) -> verify_pb2.StepTrace:
         accept_us=_us(times.accept),
         commit_us=_us(times.commit),
         drafter_busy_us=_us(times.drafter_busy),
+        shadow_path=trace.shadow_path,
     )
 
 
@@ -149,6 +161,7 @@ def _stats_to_wire(stats: Stats) -> verify_pb2.GenerateStats:
         commit_us=_us(stats.commit_s),
         drafter_busy_us=_us(stats.drafter_busy_s),
         transport_p50_us=_us(transport),
+        shadow_tree_tokens=stats.num_shadow_accepted,
     )
 
 

@@ -19,6 +19,7 @@ class SequenceStep(NamedTuple):
     tree: DraftTree
     num_accepted: int
     wanted_draft: bool
+    num_shadow_accepted: int = 0  # by the tree beside the chain, in shadow-linear mode
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class StepTotals:
     plain_steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    shadow_tokens: int = 0
     # Entry d: drafted steps whose tree reached depth d + 1, that accepted a node of depth d + 1; the last holds deeper
     # ones too.
     drafted_depth: list[int] = field(default_factory=lambda: [0] * MAX_DEPTH_LABEL)
@@ -42,6 +44,7 @@ class StepTotals:
             self.drafted_steps += 1
             self.drafted_tokens += num_drafted
             self.accepted_tokens += step.num_accepted
+            self.shadow_tokens += step.num_shadow_accepted
             for depth in range(min(step.tree.max_depth, MAX_DEPTH_LABEL)):
                 self.drafted_depth[depth] += 1
             for depth in range(min(step.num_accepted, MAX_DEPTH_LABEL)):

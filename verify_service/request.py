@@ -41,6 +41,7 @@ class Request:
     num_log_probs: int | None = None
     num_prompt_log_probs: int | None = None
     trace_steps: bool = False
+    shadow_linear: bool = False  # commit the chain, and say what the tree would have won
     traceparent: str = ""  # context that the spans of its steps belong to; empty where it is not traced
     client: str = ""  # whom fair shares go to
 
@@ -134,6 +135,7 @@ class Trace:
     tree: DraftTree
     path: tuple[int, ...]
     times: StageTimes
+    shadow_path: tuple[int, ...] = ()  # in shadow-linear mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,7 @@ class Stats:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_fallback_steps: int = 0
+    num_shadow_accepted: int = 0
     accepted_histogram: list[int] = field(default_factory=list[int])
     drafted_by_depth: list[int] = field(default_factory=list[int])
     queue_s: float = 0.0

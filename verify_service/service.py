@@ -175,6 +175,7 @@ def _defaults(config: VerifyConfig, spec: TargetSpec, max_context: int, device: 
         tree_budget=budget,
         width_cap=config.tree_width_cap,
         spine=config.tree_spine,
+        shadow_linear=config.shadow_linear,
         stop_token_ids=frozenset(spec.stop_token_ids),
     )
 

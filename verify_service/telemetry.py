@@ -119,6 +119,7 @@ class Telemetry:
         )
         read(metrics.DRAFTED_TOKENS, lambda: totals.drafted_tokens)
         read(metrics.ACCEPTED_TOKENS, lambda: totals.accepted_tokens)
+        read(metrics.SHADOW_TOKENS, lambda: totals.shadow_tokens)
         read(metrics.DRAFTED_DEPTH, lambda: _by_depth(totals.drafted_depth))
         read(metrics.ACCEPTED_DEPTH, lambda: _by_depth(totals.accepted_depth))
 

@@ -125,6 +125,9 @@ SEQUENCE_STEPS = _counter(
 )
 DRAFTED_TOKENS = _counter("verify", "drafted_tokens", "Draft nodes verified, roots not counted.")
 ACCEPTED_TOKENS = _counter("verify", "accepted_tokens", "Draft nodes accepted, bonus tokens not counted.")
+SHADOW_TOKENS = _counter(
+    "verify", "shadow_tokens", "Draft nodes that the tree would have accepted beside the chain, in shadow-linear mode."
+)
 DRAFTED_DEPTH = _counter("verify", "drafted_depth", "Drafted steps whose tree reached this depth.", "depth")
 ACCEPTED_DEPTH = _counter("verify", "accepted_depth", "Drafted steps that accepted a node of this depth.", "depth")
 TREE_NODES = _histogram("verify", "tree_nodes", "Nodes of verified trees, the root not counted.", TREE_BUCKETS)

@@ -200,6 +200,7 @@ class GenerateRequest(_message.Message):
     TRACE_STEPS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
+    SHADOW_LINEAR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request in logs and traces; drawn by the service where empty."""
     max_new_tokens: _builtins.int
@@ -227,6 +228,10 @@ class GenerateRequest(_message.Message):
     client: _builtins.str
     """Whom the request belongs to: requests that wait are served in fair shares between clients. At most 256 characters.
     Empty: the connection that the request came on.
+    """
+    shadow_linear: _builtins.bool
+    """Overrides the server's shadow-linear mode for this request, which must be one with ALGORITHM_DDTREE: the chain and
+    the tree are verified together, and only the chain is committed.
     """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -259,10 +264,11 @@ class GenerateRequest(_message.Message):
         trace_steps: _builtins.bool = ...,
         traceparent: _builtins.str = ...,
         client: _builtins.str = ...,
+        shadow_linear: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_num_log_probs", b"_num_log_probs", "_num_prompt_log_probs", b"_num_prompt_log_probs", "_spine", b"_spine", "_tree_budget", b"_tree_budget", "_width_cap", b"_width_cap", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "num_log_probs", b"num_log_probs", "num_prompt_log_probs", b"num_prompt_log_probs", "sampling", b"sampling", "spine", b"spine", "tree_budget", b"tree_budget", "width_cap", b"width_cap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_num_log_probs", b"_num_log_probs", "_num_prompt_log_probs", b"_num_prompt_log_probs", "_shadow_linear", b"_shadow_linear", "_spine", b"_spine", "_tree_budget", b"_tree_budget", "_width_cap", b"_width_cap", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "num_log_probs", b"num_log_probs", "num_prompt_log_probs", b"num_prompt_log_probs", "sampling", b"sampling", "shadow_linear", b"shadow_linear", "spine", b"spine", "tree_budget", b"tree_budget", "width_cap", b"width_cap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_num_log_probs", b"_num_log_probs", "_num_prompt_log_probs", b"_num_prompt_log_probs", "_spine", b"_spine", "_tree_budget", b"_tree_budget", "_width_cap", b"_width_cap", "algorithm", b"algorithm", "client", b"client", "ignore_model_stop", b"ignore_model_stop", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "num_log_probs", b"num_log_probs", "num_prompt_log_probs", b"num_prompt_log_probs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "spine", b"spine", "stop_token_ids", b"stop_token_ids", "trace_steps", b"trace_steps", "traceparent", b"traceparent", "tree_budget", b"tree_budget", "width_cap", b"width_cap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_num_log_probs", b"_num_log_probs", "_num_prompt_log_probs", b"_num_prompt_log_probs", "_shadow_linear", b"_shadow_linear", "_spine", b"_spine", "_tree_budget", b"_tree_budget", "_width_cap", b"_width_cap", "algorithm", b"algorithm", "client", b"client", "ignore_model_stop", b"ignore_model_stop", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "num_log_probs", b"num_log_probs", "num_prompt_log_probs", b"num_prompt_log_probs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "shadow_linear", b"shadow_linear", "spine", b"spine", "stop_token_ids", b"stop_token_ids", "trace_steps", b"trace_steps", "traceparent", b"traceparent", "tree_budget", b"tree_budget", "width_cap", b"width_cap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
@@ -272,6 +278,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__num_log_probs: _TypeAlias = _typing.Literal["_num_log_probs", b"_num_log_probs"]  # noqa: Y015
     _WhichOneofReturnType__num_prompt_log_probs: _TypeAlias = _typing.Literal["num_prompt_log_probs"]  # noqa: Y015
     _WhichOneofArgType__num_prompt_log_probs: _TypeAlias = _typing.Literal["_num_prompt_log_probs", b"_num_prompt_log_probs"]  # noqa: Y015
+    _WhichOneofReturnType__shadow_linear: _TypeAlias = _typing.Literal["shadow_linear"]  # noqa: Y015
+    _WhichOneofArgType__shadow_linear: _TypeAlias = _typing.Literal["_shadow_linear", b"_shadow_linear"]  # noqa: Y015
     _WhichOneofReturnType__spine: _TypeAlias = _typing.Literal["spine"]  # noqa: Y015
     _WhichOneofArgType__spine: _TypeAlias = _typing.Literal["_spine", b"_spine"]  # noqa: Y015
     _WhichOneofReturnType__tree_budget: _TypeAlias = _typing.Literal["tree_budget"]  # noqa: Y015
@@ -286,6 +294,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_log_probs) -> _WhichOneofReturnType__num_log_probs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_log_probs) -> _WhichOneofReturnType__num_prompt_log_probs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shadow_linear) -> _WhichOneofReturnType__shadow_linear | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__spine) -> _WhichOneofReturnType__spine | None: ...
     @_typing.overload
@@ -469,6 +479,7 @@ class StepTrace(_message.Message):
     ACCEPT_US_FIELD_NUMBER: _builtins.int
     COMMIT_US_FIELD_NUMBER: _builtins.int
     DRAFTER_BUSY_US_FIELD_NUMBER: _builtins.int
+    SHADOW_PATH_FIELD_NUMBER: _builtins.int
     base_length: _builtins.int
     """Committed tokens before the step; the position of the root."""
     root_token_id: _builtins.int
@@ -493,6 +504,10 @@ class StepTrace(_message.Message):
     def accepted_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted nodes, root first, numbered with the root as node 0."""
 
+    @_builtins.property
+    def shadow_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In shadow-linear mode, the nodes that the tree alone would have accepted, root first; accepted_path is the chain's."""
+
     def __init__(
         self,
         *,
@@ -506,10 +521,11 @@ class StepTrace(_message.Message):
         accept_us: _builtins.int = ...,
         commit_us: _builtins.int = ...,
         drafter_busy_us: _builtins.int = ...,
+        shadow_path: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_us", b"accept_us", "accepted_path", b"accepted_path", "base_length", b"base_length", "commit_us", b"commit_us", "draft_us", b"draft_us", "drafter_busy_us", b"drafter_busy_us", "root_token_id", b"root_token_id", "tree", b"tree", "tree_us", b"tree_us", "verify_us", b"verify_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_us", b"accept_us", "accepted_path", b"accepted_path", "base_length", b"base_length", "commit_us", b"commit_us", "draft_us", b"draft_us", "drafter_busy_us", b"drafter_busy_us", "root_token_id", b"root_token_id", "shadow_path", b"shadow_path", "tree", b"tree", "tree_us", b"tree_us", "verify_us", b"verify_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -612,7 +628,9 @@ class GenerateStats(_message.Message):
     in microseconds.
     """
     shadow_tree_tokens: _builtins.int
-    """Tokens that the tree would have won beside the chain, in shadow-linear mode."""
+    """Draft nodes that the tree alone would have accepted at the positions that the chain visited, in shadow-linear mode;
+    num_accepted_tokens is the chain's, and so are the other figures of drafts.
+    """
     @_builtins.property
     def accepted_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Steps by accepted nodes: entry d counts the steps that accepted exactly d, from 0 on."""

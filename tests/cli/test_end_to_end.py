@@ -90,12 +90,15 @@ def test_chat_passes_a_refusal_on(running: Running) -> None:
 def test_bench_decode(running: Running, tmp_path: Path) -> None:
     result = draftwood(
         "bench", "decode", "--verify", running.verify, "--limit", "20", "--rounds", "1", "--max-new", "5",
-        "--budgets", "7", "--chains", "7",
+        "--budgets", "7", "--chains", "7", "--algorithms", "none,dflash,ddtree,shadow",
         "--json", str(tmp_path / "result.json"), "--plot", str(tmp_path / "plot.png"),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     found = {row["configuration"]: row for row in json.loads((tmp_path / "result.json").read_text())["results"]}
-    assert set(found) == {"none", "dflash 7", "ddtree 7"}
+    assert set(found) == {"none", "dflash 7", "ddtree 7", "shadow 7"}
+    assert found["shadow 7"]["tokens_per_step"] == found["dflash 7"]["tokens_per_step"]
+    assert found["shadow 7"]["shadow_tokens_per_step"] > found["shadow 7"]["tokens_per_step"]
+    assert found["ddtree 7"]["shadow_tokens_per_step"] is None
     assert found["none"]["tokens_per_step"] == 1.0
     assert found["ddtree 7"]["tokens_per_step"] > 1.0
     assert found["ddtree 7"]["fallback_steps"] == 0

@@ -59,6 +59,14 @@ class Process:
         self._process.wait()
         self._reader.join()
 
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        self._process.send_signal(number)
+
+    def exit_status(self) -> int:
+        """Waits for the end."""
+        return self._process.wait(30)
+
     def stop(self) -> int:
         """SIGTERM; the exit status. Killed where it does not end."""
         if self._process.poll() is None:

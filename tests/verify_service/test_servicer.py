@@ -187,6 +187,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "repetition 0": (sampling(repetition_penalty=0.0), "repetition_penalty"),
     "bias 101": (sampling(logit_bias=[BIAS(token_id=1, bias=101.0)]), "logit_bias"),
     "bias nan": (sampling(logit_bias=[BIAS(token_id=1, bias=NAN)]), "logit_bias"),
+    "shadow of a chain": ({"shadow_linear": True, "algorithm": DFLASH}, "shadow_linear"),
     "client": ({"client": "x" * 257}, "client"),
     "bias token": (sampling(logit_bias=[BIAS(token_id=VOCAB, bias=1.0)]), "logit_bias"),
 }

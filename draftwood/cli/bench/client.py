@@ -17,11 +17,13 @@ from draftwood.v1 import verify_pb2, verify_pb2_grpc
 from draftwood.wire import ALGORITHM_TO_WIRE, sampling_to_wire
 
 CALL_TIMEOUT_S = 600.0
+SHADOW = "shadow"
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A way to decode: an algorithm and its budget in nodes without the root."""
+    """A way to decode: an algorithm and its budget in nodes without the root. `shadow` is a chain with the tree
+    verified beside it."""
 
     algorithm: str
     tree_budget: int = 0
@@ -41,6 +43,7 @@ class Stats:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_fallback_steps: int = 0
+    shadow_tree_tokens: int = 0
     decode_us: int = 0
     prefill_us: int = 0
     queue_us: int = 0
@@ -145,11 +148,13 @@ class VerifyClient:
         self, prompt: Sequence[int], configuration: Configuration, *, max_new: int, sampling: SamplingParams
     ) -> Answer:
         """Decodes one prompt to its end."""
+        is_shadow = configuration.algorithm == SHADOW
         request = verify_pb2.GenerateRequest(
             prompt_token_ids=prompt,
             max_new_tokens=max_new,
             sampling=sampling_to_wire(sampling),
-            algorithm=ALGORITHM_TO_WIRE[configuration.algorithm],
+            algorithm=ALGORITHM_TO_WIRE["ddtree" if is_shadow else configuration.algorithm],
+            shadow_linear=is_shadow,
             tree_budget=configuration.tree_budget or None,
         )
         token_ids: list[int] = []

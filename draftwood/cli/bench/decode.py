@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from draftwood.cli.bench.client import Configuration
+from draftwood.cli.bench.client import SHADOW, Configuration
 from draftwood.cli.bench.experiment import build_experiment, experiment_options, run
 from draftwood.cli.bench.plot import write_plot
 from draftwood.cli.bench.report import caption, decode_table, print_report, write_json
@@ -23,7 +23,8 @@ from draftwood.errors import ConfigError
     "--algorithms",
     default="none,dflash,ddtree",
     show_default=True,
-    help="What to compare: none (autoregressive), dflash (a chain), ddtree (a tree).",
+    help="What to compare: none (autoregressive), dflash (a chain), ddtree (a tree), shadow (a chain with the tree "
+    "verified beside it: what the tree would have won).",
 )
 @click.option(
     "--budgets", default="7,15,31", show_default=True, callback=int_list, help="Tree budgets: nodes without the root."
@@ -59,13 +60,14 @@ def decode(
 
 def configurations(names: Sequence[str], budgets: Sequence[int], chains: Sequence[int]) -> list[Configuration]:
     """Each algorithm with each of its budgets; a budget of 0 is plain decoding."""
-    unknown = [name for name in names if name not in ALGORITHMS]
+    known = (*ALGORITHMS, SHADOW)
+    unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise ConfigError(
-            f"--algorithms: {', '.join(unknown) or 'nothing'} is not among {', '.join(ALGORITHMS)}", field="algorithms"
+            f"--algorithms: {', '.join(unknown) or 'nothing'} is not among {', '.join(known)}", field="algorithms"
         )
     found: dict[Configuration, None] = {}  # ordered, without repeats
     for name in names:
-        sizes = {"none": (0,), "dflash": chains, "ddtree": budgets}[name]
+        sizes = {"none": (0,), "dflash": chains, "ddtree": budgets, SHADOW: budgets}[name]
         found |= dict.fromkeys(Configuration(name if size > 0 else "none", max(size, 0)) for size in sizes)
     return list(found)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from draftwood.cli.bench.client import Answer, Configuration, Target
+from draftwood.cli.bench.client import SHADOW, Answer, Configuration, Target
 from draftwood.cli.bench.figures import Row, rows
 from draftwood.cli.bench.measure import DEFAULT_ROUNDS, MIN_REPETITIONS, Plan, enough_rounds, measure
 from draftwood.cli.bench.prompts import PromptSet, load
@@ -44,7 +44,7 @@ class Experiment:
     @property
     def needs_drafter(self) -> bool:
         """Whether any configuration drafts."""
-        return any(configuration.algorithm in ("dflash", "ddtree") for configuration in self.configurations)
+        return any(configuration.algorithm in ("dflash", "ddtree", SHADOW) for configuration in self.configurations)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from draftwood.cli.bench.client import Configuration, Stats
+from draftwood.cli.bench.client import SHADOW, Configuration, Stats
 
 STAGES = ("draft", "tree", "verify", "accept", "commit")
 RESAMPLES = 2000
@@ -43,6 +43,7 @@ class Row:
     num_tokens: int  # a round
     num_steps: int  # a round
     tokens_per_step: float
+    shadow_tokens_per_step: float | None  # what the tree would have given beside the chain
     drafted_per_step: float
     acceptance_by_depth: tuple[float, ...]
     ms_per_step: float
@@ -99,6 +100,7 @@ def summarise(
         num_tokens=round(tokens / rounds),
         num_steps=round(total.num_steps / rounds),
         tokens_per_step=tokens / steps,
+        shadow_tokens_per_step=_shadow(name, total, tokens / steps),
         drafted_per_step=total.num_drafted_tokens / steps,
         acceptance_by_depth=acceptance_by_depth(total),
         ms_per_step=total.decode_us / 1000 / steps,
@@ -107,6 +109,13 @@ def summarise(
         fallback_steps=total.num_fallback_steps,
         rounds_tokens_per_s=tuple(speeds),
     )
+
+
+def _shadow(name: str, total: Stats, tokens_per_step: float) -> float | None:
+    """The tree's nodes in place of the chain's; the bonus tokens are the same."""
+    if name.partition(" ")[0] != SHADOW:
+        return None
+    return tokens_per_step + (total.shadow_tree_tokens - total.num_accepted_tokens) / max(total.num_steps, 1)
 
 
 def rows(samples: dict[Configuration, list[Sample]]) -> list[Row]:

@@ -27,6 +27,13 @@ INTERVAL = f"{CONFIDENCE:.0%}"  # heading of the column beside a figure
 def print_report(result: Result, table: Table) -> None:
     """The main table, step times, acceptance by depth, and what the figures depend on."""
     out.print(table)
+    for row in result.rows:
+        if row.shadow_tokens_per_step is not None:
+            out.print(
+                f"{row.configuration}: {row.tokens_per_step:.2f} tokens per step with the chain; at the same positions "
+                f"the tree would have given {row.shadow_tokens_per_step:.2f}",
+                markup=False,
+            )
     out.print(stage_table(result.rows))
     drafted = [row for row in result.rows if row.acceptance_by_depth]
     if drafted:
