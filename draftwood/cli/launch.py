@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from draftwood.cli.console import err
 from draftwood.cli.options import build, settings
-from draftwood.cli.stack import NO_DRAFTER, Stack, StackConfig
+from draftwood.cli.stack import NO_DRAFTER, RESTART_DELAYS_S, Stack, StackConfig
 from draftwood.config import DraftConfig, GatewayConfig, ModelConfig, VerifyConfig
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -76,7 +76,9 @@ def run_stoppable(work: Coroutine[Any, Any, Value]) -> Value:
 
 
 @asynccontextmanager
-async def private_stack(config: StackConfig) -> AsyncGenerator[Stack]:
+async def private_stack(
+    config: StackConfig, *, restart_delays_s: Sequence[float] = RESTART_DELAYS_S
+) -> AsyncGenerator[Stack]:
     """A running stack for one command, stopped afterwards; a spinner, or without a terminal a line each, shows what is
     being waited for."""
     with err.status("Starting the services…") as status:
@@ -92,7 +94,7 @@ async def private_stack(config: StackConfig) -> AsyncGenerator[Stack]:
             if found:
                 notify(name, found + what)
 
-        async with Stack(config, notify=notify, on_line=on_line) as stack:
+        async with Stack(config, notify=notify, on_line=on_line, restart_delays_s=restart_delays_s) as stack:
             await stack.start()
             status.stop()
             yield stack

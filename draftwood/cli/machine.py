@@ -55,6 +55,15 @@ def commit() -> str:
         return ""
 
 
+def resident_memory_bytes(pid: int) -> int:
+    """A process's resident memory now; 0 where it ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+
+
 def peak_memory_bytes(pids: Iterable[int]) -> int:
     """Sum of the processes' peak resident memories; processes that ended count nothing."""
     total = 0

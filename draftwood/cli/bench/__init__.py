@@ -9,6 +9,8 @@ from draftwood.cli.groups import LazyGroup
 COMMANDS = {
     "decode": ("draftwood.cli.bench.decode:decode", "Compare plain decoding, chains and trees."),
     "sweep": ("draftwood.cli.bench.sweep:sweep", "Speed and step times by tree budget."),
+    "prefill": ("draftwood.cli.bench.prefill:prefill", "What a long prompt costs the answers beside it."),
+    "soak": ("draftwood.cli.bench.soak:soak", "Minutes of load, hang-ups and drafter kills: nothing may be lost."),
     "exact": ("draftwood.cli.bench.exact:exact", "Compare answers with transformers' own, token by token."),
 }
 

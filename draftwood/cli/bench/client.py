@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from typing import Self
@@ -17,6 +19,7 @@ from draftwood.v1 import verify_pb2, verify_pb2_grpc
 from draftwood.wire import ALGORITHM_TO_WIRE, sampling_to_wire
 
 CALL_TIMEOUT_S = 600.0
+HANG_UP_S = 0.02  # after which a request that nothing is waited for is given up
 SHADOW = "shadow"
 
 
@@ -144,19 +147,21 @@ class VerifyClient:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
 
+    async def load(self) -> dict[str, int]:
+        """What is held and waited for right now, by name."""
+        try:
+            load = await self._stub.GetLoad(verify_pb2.GetLoadRequest(), timeout=10.0)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        return {
+            "running": load.num_running, "queued": load.num_queued, "pages": load.pages_used, "slots": load.slots_used,
+        }  # fmt: skip
+
     async def generate(
         self, prompt: Sequence[int], configuration: Configuration, *, max_new: int, sampling: SamplingParams
     ) -> Answer:
         """Decodes one prompt to its end."""
-        is_shadow = configuration.algorithm == SHADOW
-        request = verify_pb2.GenerateRequest(
-            prompt_token_ids=prompt,
-            max_new_tokens=max_new,
-            sampling=sampling_to_wire(sampling),
-            algorithm=ALGORITHM_TO_WIRE["ddtree" if is_shadow else configuration.algorithm],
-            shadow_linear=is_shadow,
-            tree_budget=configuration.tree_budget or None,
-        )
+        request = _request(prompt, configuration, max_new=max_new, sampling=sampling)
         token_ids: list[int] = []
         try:
             async for response in self._stub.Generate(request, timeout=CALL_TIMEOUT_S):
@@ -166,6 +171,48 @@ class VerifyClient:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         raise InternalError("the verify service ended an answer without its figures")
+
+    async def stream(
+        self, prompt: Sequence[int], configuration: Configuration, *, max_new: int, ignore_stop: bool = False
+    ) -> AsyncGenerator[list[int]]:
+        """Greedy tokens message by message; the first message has none and says that the prompt is in the caches.
+        Closing the iterator hangs up."""
+        request = _request(prompt, configuration, max_new=max_new, sampling=SamplingParams())
+        request.ignore_model_stop = ignore_stop
+        call = self._stub.Generate(request, timeout=CALL_TIMEOUT_S)
+        try:
+            async for response in call:
+                yield list(response.chunk.token_ids)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            call.cancel()
+
+    async def hang_up(
+        self, prompt: Sequence[int], configuration: Configuration, *, max_new: int, num_messages: int
+    ) -> None:
+        """Sends a request and gives it up after so many messages of its answer, at its end at the latest; with none,
+        once the service has it."""
+        async with aclosing(self.stream(prompt, configuration, max_new=max_new)) as messages:
+            if num_messages == 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(anext(messages, None), timeout=HANG_UP_S)
+            for _ in range(num_messages):
+                await anext(messages, None)
+
+
+def _request(
+    prompt: Sequence[int], configuration: Configuration, *, max_new: int, sampling: SamplingParams
+) -> verify_pb2.GenerateRequest:
+    is_shadow = configuration.algorithm == SHADOW
+    return verify_pb2.GenerateRequest(
+        prompt_token_ids=prompt,
+        max_new_tokens=max_new,
+        sampling=sampling_to_wire(sampling),
+        algorithm=ALGORITHM_TO_WIRE["ddtree" if is_shadow else configuration.algorithm],
+        tree_budget=configuration.tree_budget or None,
+        shadow_linear=is_shadow,
+    )
 
 
 def _finish(token_ids: list[int], message: verify_pb2.GenerateFinished) -> Answer:
