@@ -37,10 +37,11 @@ def service(tmp_path: Path) -> Iterator[Process]:
 
 
 def request(**values: Any) -> verify_pb2.GenerateRequest:
-    given: dict[str, Any] = {"prompt_token_ids": [5, 9, 60, 33, 7], "max_new_tokens": NEW_TOKENS}
-    return verify_pb2.GenerateRequest(
-        **(given | {"ignore_model_stop": True, "algorithm": tree_pb2.ALGORITHM_NONE} | values)
-    )
+    given: dict[str, Any] = {
+        "prompt_token_ids": [5, 9, 60, 33, 7], "max_new_tokens": NEW_TOKENS, "ignore_model_stop": True,
+        "algorithm": tree_pb2.ALGORITHM_NONE,
+    }  # fmt: skip
+    return verify_pb2.GenerateRequest(**(given | values))
 
 
 async def outcome(stub: Any) -> list[int] | DraftwoodError:

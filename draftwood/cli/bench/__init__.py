@@ -10,7 +10,7 @@ COMMANDS = {
     "decode": ("draftwood.cli.bench.decode:decode", "Compare plain decoding, chains and trees."),
     "sweep": ("draftwood.cli.bench.sweep:sweep", "Speed and step times by tree budget."),
     "prefill": ("draftwood.cli.bench.prefill:prefill", "What a long prompt costs the answers beside it."),
-    "soak": ("draftwood.cli.bench.soak:soak", "Minutes of load, hang-ups and drafter kills: nothing may be lost."),
+    "soak": ("draftwood.cli.bench.soak:soak", "Load the services for minutes: nothing may be lost or wrong."),
     "exact": ("draftwood.cli.bench.exact:exact", "Compare answers with transformers' own, token by token."),
 }
 

@@ -110,7 +110,7 @@ async def measure_round(
 def prefill(
     prompts: Path | None, length: int, running: int, rounds: int, budget: int, json_path: Path | None, **values: Any
 ) -> None:
-    """What a long prompt costs the answers that are being decoded beside it.
+    """What a long prompt costs the answers beside it.
 
     Some answers are decoded together; then the long prompt comes, and each answer's time per token until the prompt is
     in the caches is compared with that before. Medians over the answers, and of these over the rounds.

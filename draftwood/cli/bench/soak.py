@@ -38,7 +38,7 @@ MIB = 1 << 20
 )
 @private_settings(dtype="float32")
 def soak(prompts: Path | None, json_path: Path | None, **values: Any) -> None:
-    """Load the services for minutes and check that nothing is lost, wrong or left over.
+    """Load the services for minutes: nothing may be lost or wrong.
 
     Clients send requests of mixed lengths and algorithms and hang up now and then, and the drafter is killed again and
     again. Every whole answer is greedy and compared, token by token, with what the same service said without drafts
