@@ -13,17 +13,23 @@ from draftwood.device import compiled
 from verify_service.cache.pools import Pools
 from verify_service.kernels.gdn_commit import gdn_commit_one
 from verify_service.kernels.kv_commit import kv_commit
+from verify_service.kernels.mamba2_commit import mamba2_commit_one
 from verify_service.kernels.tree_conv import commit_window
 from verify_service.target.model import Stash
+from verify_service.target.spec import GDN, MAMBA2, RecurrentShape
+
+# The one-token recurrences, which take a state and a token's k, v, g and beta; a short convolution has none.
+_REPLAYS: dict[str, Callable[..., None]] = {GDN: gdn_commit_one, MAMBA2: mamba2_commit_one}
 
 
 class Committer:
     """Commits into the pools. The only code that changes committed state."""
 
-    def __init__(self, pools: Pools, *, compile_steps: bool) -> None:
+    def __init__(self, pools: Pools, recurrent: RecurrentShape | None, *, compile_steps: bool) -> None:
         self.pools = pools
-        self._replay: Callable[..., None] = compiled(
-            gdn_commit_one, enabled=compile_steps, dynamic=False, threaded_loops=True
+        one = _REPLAYS.get(recurrent.kind) if recurrent else None
+        self._replay: Callable[..., None] | None = (
+            None if one is None else compiled(one, enabled=compile_steps, dynamic=False, threaded_loops=True)
         )
 
     def commit(
@@ -42,11 +48,16 @@ class Committer:
         kv_commit(pools.values, stash.values[:, row], nodes, destination)
         if features is not None:
             pools.features.index_copy_(0, destination, features)
-        if pools.states.shape[0]:
+        if pools.windows.shape[0]:
             self.commit_states(stash, row, nodes, state_slot)
 
     def commit_states(self, stash: Stash, row: int, path: Tensor, state_slot: int) -> None:
         """Replays the recurrence of all layers along the path, and shifts its inputs into the windows."""
+        if self._replay is not None:
+            self._replay_path(self._replay, stash, row, path, state_slot)
+        commit_window(self.pools.windows[:, state_slot], stash.inputs[:, row].index_select(1, path))
+
+    def _replay_path(self, replay: Callable[..., None], stash: Stash, row: int, path: Tensor, state_slot: int) -> None:
         # Token-major copies, so that each token's inputs are contiguous: [P, R, ...].
         k, v, g, beta = (
             t[:, row].index_select(1, path).transpose(0, 1).contiguous()
@@ -54,8 +65,7 @@ class Committer:
         )
         state = self.pools.states[:, state_slot]
         for i in range(path.shape[0]):
-            self._replay(state, k[i], v[i], g[i], beta[i])
-        commit_window(self.pools.windows[:, state_slot], stash.inputs[:, row].index_select(1, path))
+            replay(state, k[i], v[i], g[i], beta[i])
 
     def reset(self, state_slot: int) -> None:
         """Empties a slot for a new sequence."""

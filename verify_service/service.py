@@ -72,7 +72,7 @@ def build(config: VerifyConfig) -> Service:
     if device.type == "cpu":
         _check_memory(config, max_context, cache_pools(config, spec, max_context, feature_size, dtype, META))
     pools = cache_pools(config, spec, max_context, feature_size, dtype, device)
-    decoder = Decoder(target, pools, Committer(pools, compile_steps=config.compile), projector)
+    decoder = Decoder(target, pools, Committer(pools, spec.recurrent, compile_steps=config.compile), projector)
     decoder.debug_steps = config.debug_metrics
     scheduler = Scheduler(pages, slots, max_batch=config.max_batch, max_queue=config.max_queue)
     client = _draft_client(config, security, directory, spec, projector)

@@ -46,6 +46,59 @@ LLAMA3_ROPE: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+NEMOTRON: dict[str, Any] = {
+    **BASE,
+    "head_dim": 16,
+    "layers_block_type": ["mamba", "attention", "moe", "mamba", "mlp"],
+    "ssm_state_size": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "conv_kernel": 4,
+    "chunk_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+    "time_step_min": 1e-6,  # transformers limits time steps in prompts and not in answers: not within reach here
+}
+NEMOTRON.pop("num_hidden_layers")
+GRANITE: dict[str, Any] = {
+    **BASE,
+    **MAMBA2,
+    "layer_types": ["mamba", "mamba", "attention", "mamba"],
+    "shared_intermediate_size": 128,
+    "intermediate_size": 32,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.5,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.2,
+}
+FALCON: dict[str, Any] = {
+    **BASE,
+    **MAMBA2,
+    "head_dim": 16,
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 1,
+    "lm_head_multiplier": 0.6,
+    "embedding_multiplier": 2.0,
+    "mlp_multipliers": [1.2, 0.8],
+    "key_multiplier": 0.7,
+    "attention_out_multiplier": 0.8,
+    "attention_in_multiplier": 1.1,
+    "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.9,
+}
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 # Ways to decode in which ids and log-probabilities are held to transformers' own: no draft, a chain or a tree, and the
@@ -170,12 +223,61 @@ FAMILIES: dict[str, Family] = {
         {**BASE, "head_dim": 16, "sliding_window": 18, "layer_types": [SLIDING, SLIDING, FULL, SLIDING]},
     ),
     "glm4": Family("norms before and behind the mixers, interleaved partial rotation", {**BASE, "head_dim": 16}),
+    "nemotron_h": Family("a mixer or a feed-forward a layer, experts, no rotation, limited time steps", NEMOTRON),
+    "granitemoehybrid": Family(
+        "factors of embeddings, scores, residuals and logits; without and with experts, with and without rotation",
+        {**GRANITE, "num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope"},
+    ),
+    "falcon_h1": Family("both mixers in every layer, factors everywhere, gates without and with a norm", FALCON),
+    "bamba": Family("partial rotation", {**BASE, "attn_layer_indices": [1], **MAMBA2}),
+    "mamba2": Family(
+        "no attention",
+        {
+            "vocab_size": 256,
+            "hidden_size": 64,
+            "num_hidden_layers": 4,
+            "num_heads": 8,
+            "head_dim": 16,
+            "state_size": 16,
+            "expand": 2,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+            "initializer_range": 0.3,
+        },
+    ),
+    "lfm2": Family(
+        "gated, without an activation",
+        {
+            **BASE,
+            "layer_types": ["conv", "conv", FULL, "conv"],
+            "conv_L_cache": 3,
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+}
+# What members of a family do differently: the model type and a word.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "granitemoehybrid experts": {**GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2},  # and no rotation
+    "falcon_h1 norm": {**FALCON, "mamba_rms_norm": True, "mamba_n_groups": 2},
+    "falcon_h1 gate": {**FALCON, "mamba_rms_norm": True, "mamba_n_groups": 2, "mamba_norm_before_gate": False},
+    "nemotron_h latent": {
+        **NEMOTRON,
+        "layers_block_type": ["mamba", "moe", "attention"],
+        "moe_latent_size": 32,
+        "use_bias": True,
+        "use_conv_bias": False,
+    },
 }
 
 
 def tiny_config(model_type: str, **changes: Any) -> Any:
-    """The family's tiny configuration, changed."""
-    return AutoConfig.for_model(model_type, **{**FAMILIES[model_type].config, **changes})
+    """The tiny configuration of a family or a variant, changed."""
+    config = VARIANTS.get(model_type) or FAMILIES[model_type].config
+    return AutoConfig.for_model(model_type.split()[0], **{**config, **changes})
 
 
 def save_tiny(model_type: str, directory: Path, **changes: Any) -> Any:
@@ -186,7 +288,7 @@ def save_tiny(model_type: str, directory: Path, **changes: Any) -> Any:
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and "norm" in name:  # else a swapped or forgotten norm goes unnoticed
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-            if name.endswith(("bias", "sinks")):  # likewise
+            if name.endswith(("bias", "sinks", ".D")):  # likewise
                 parameter.add_(torch.randn_like(parameter))
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)

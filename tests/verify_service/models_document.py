@@ -7,6 +7,7 @@ The region between the two comments is this script's own: a test compares it wit
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 from tests.verify_service.models import FAMILIES, tiny_config
@@ -14,7 +15,7 @@ from verify_service.target.spec import read_spec
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- families:begin -->", "<!-- families:end -->"
-NAMES = {"attention": "attention", "gdn": "Gated DeltaNet"}
+NAMES = {"attention": "attention", "gdn": "Gated DeltaNet", "mamba2": "Mamba2", "short convolution": "convolution"}
 COLUMNS = ("model type", "mixers", "what is special", "exactness tested with")
 
 
@@ -39,7 +40,7 @@ def rewritten(text: str) -> str:
 def _mixers(model_type: str) -> str:
     """The mixers of the family's tiny model, in order of appearance."""
     mixers = read_spec(tiny_config(model_type), ()).mixers
-    return ", ".join(NAMES.get(mixer, mixer) for mixer in dict.fromkeys(mixers))
+    return ", ".join(NAMES[mixer] for mixer in dict.fromkeys(chain(*mixers)))
 
 
 def _modes(modes: tuple[str, ...]) -> str:

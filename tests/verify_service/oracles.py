@@ -105,6 +105,62 @@ def gdn_paths(x: GdnInputs, trees: Sequence[Sequence[int]]) -> Tensor:
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class Mamba2Inputs:
+    """Inputs of Mamba2 for B trees of N nodes, float32."""
+
+    c: Tensor  # [B, N, HK, K]
+    b: Tensor  # [B, N, HK, K]
+    x: Tensor  # [B, N, HV, V]
+    g: Tensor  # [B, N, HV]
+    dt: Tensor  # [B, N, HV]
+    state: Tensor  # [B, HV, V, K]
+
+    @classmethod
+    def draw(cls, seed: int, regime: str, b: int, n: int, heads: tuple[int, int], dims: tuple[int, int]) -> Self:
+        """Random inputs; under `repeated` keys are nearly parallel and hardly anything is forgotten."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
+
+        (hk, hv), (dk, dv) = heads, dims
+        queries, keys, x = normal(b, n, hk, dk), normal(b, n, hk, dk), normal(b, n, hv, dv)
+        dt = torch.nn.functional.softplus(normal(b, n, hv))
+        g = -dt * torch.arange(1, hv + 1)
+        if regime == "silu":
+            queries, keys, x = (torch.nn.functional.silu(t + 0.5) for t in (queries, keys, x))
+        elif regime == "repeated":
+            keys, g = normal(b, 1, hk, dk) + 0.05 * keys, 1e-3 * g
+        return cls(queries, keys, x, g, dt, normal(b, hv, dv, dk))
+
+    def pick(self, row: int, nodes: Sequence[int]) -> Self:
+        """The inputs of some nodes of one row, as a batch of one."""
+        index = list(nodes)
+        c, b, x, g, dt = (getattr(self, spec.name)[row : row + 1, index] for spec in fields(self)[:-1])
+        return type(self)(c, b, x, g, dt, self.state[row : row + 1])
+
+
+def mamba2_token(state: Tensor, b: Tensor, x: Tensor, g: Tensor, dt: Tensor) -> Tensor:
+    """One token of the recurrence: [HV, V, K] from [HK, K], [HV, V], [HV], [HV]; any format."""
+    keys = b.repeat_interleave(x.shape[0] // b.shape[0], 0)  # [HV, K]
+    return g.exp()[:, None, None] * state + (dt[:, None] * x)[..., None] * keys[:, None]
+
+
+def mamba2_paths(inputs: Mamba2Inputs, trees: Sequence[Sequence[int]]) -> Tensor:
+    """Outputs [B, N, HV, V] of every node of the trees from a state of its own, in float64."""
+    c, b, x, g, dt, start = (getattr(inputs, spec.name).double() for spec in fields(inputs))
+    out = torch.full(x.shape, torch.nan, dtype=torch.float64)
+    for row, parents in enumerate(trees):
+        states: list[Tensor] = []
+        for i, parent in enumerate(parents):
+            before = start[row] if parent < 0 else states[parent]
+            states.append(mamba2_token(before, b[row, i], x[row, i], g[row, i], dt[row, i]))
+            query = c[row, i].repeat_interleave(x.shape[2] // b.shape[2], 0)
+            out[row, i] = (states[-1] @ query[..., None])[..., 0]
+    return out
+
+
 def relative_error(got: Tensor, wanted: Tensor) -> float:
     """Frobenius norm of the difference over that of what is wanted."""
     return float((got.double() - wanted).norm() / wanted.norm())

@@ -14,15 +14,16 @@ import torch
 from draftwood.tree import DraftTree
 from tests.verify_service.bench import Bench, buffers, config_of
 from tests.verify_service.models import save_tiny
-from tests.verify_service.oracles import gdn_token, path_to, random_parents, relative_error
+from tests.verify_service.oracles import gdn_token, mamba2_token, path_to, random_parents, relative_error
 from verify_service.sequence import Sequence
 from verify_service.step import StepRow
 from verify_service.target.model import Stash
+from verify_service.target.spec import MAMBA2
 
 PROMPT = list(range(40, 65))
 
 
-@pytest.fixture(scope="module", params=["embedded", "qwen3_5_text", "qwen3_next"])
+@pytest.fixture(scope="module", params=["embedded", "qwen3_5_text", "qwen3_next", "nemotron_h", "falcon_h1", "lfm2"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     torch.set_num_threads(1)
     if request.param == "embedded":
@@ -80,11 +81,14 @@ def test_committed_state_is_the_recurrence(bench: Bench, sequence: Sequence) -> 
     path = path_to(tree.parents, max(range(30), key=tree.depths.__getitem__))
     before = bench.pools.states[:, sequence.state_slot].double()
     after = replay(bench, sequence, stash, [path])["states"]
-    for layer in range(after.shape[0]):
+    recurrent = bench.decoder.model.spec.recurrent
+    assert recurrent is not None
+    token = mamba2_token if recurrent.kind == MAMBA2 else gdn_token
+    for layer in range(after.shape[0] if after.numel() else 0):
         wanted = before[layer]
         for i in path:
             inputs = (t[layer, 0, i].double() for t in (stash.k, stash.v, stash.g, stash.beta))
-            wanted = gdn_token(wanted, *inputs)
+            wanted = token(wanted, *inputs)
         assert relative_error(after[layer], wanted) < 2e-6
 
 

@@ -16,7 +16,7 @@ from draftwood.config import VerifyConfig
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 from tests.verify_service.harness import Answer, oracle_tree, run_all, start_engine
-from tests.verify_service.models import FAMILIES, save_tiny
+from tests.verify_service.models import FAMILIES, VARIANTS, save_tiny
 from verify_service.engine import Engine
 from verify_service.request import Request
 from verify_service.sequence import Sequence
@@ -46,14 +46,17 @@ class Case:
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    directory: Path = tmp_path_factory.mktemp(request.param)
+    yield from served(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def served(name: str, directory: Path, **changes: Any) -> Iterator[Case]:
     torch.set_num_threads(1)
-    model = save_tiny(request.param, directory)
+    model = save_tiny(name, directory, **changes)
     config = VerifyConfig(
         target=str(directory), draft="none", dtype="float32", compile=False, threads=1, max_batch=8, page_size=4
     )
     answers = {prompt: reference_answer(model, prompt, NEW_TOKENS) for prompt in prompts()}
-    modes = FAMILIES[request.param].modes
+    modes = FAMILIES[name.split()[0]].modes
     holder = Case(engine=None, reference=model, script={}, modes=modes, answers=answers)  # pyright: ignore[reportArgumentType]
     holder.engine = start_engine(config, holder.propose)
     yield holder
@@ -122,6 +125,35 @@ def test_greedy_equals_transformers_together(case: Case) -> None:
     for mode in case.modes:
         case.script["make"] = oracle(case.truths, mode)
         check_greedy(case, requests, run_all(case.engine, requests), mode)
+
+
+@pytest.fixture(params=list(VARIANTS))
+def variant(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
+    yield from served(request.param, tmp_path)
+
+
+def test_variants_of_a_family(variant: Case) -> None:
+    requests = [make_request(prompt) for prompt in prompts()]
+    for mode in variant.modes:
+        variant.script["make"] = oracle(variant.truths, mode)
+        check_greedy(variant, requests, run_all(variant.engine, requests), mode)
+
+
+@pytest.mark.parametrize("mode", ["none 0", "tree 31"])
+def test_time_steps_are_limited_as_in_a_forward_over_the_whole_text(tmp_path: Path, mode: str) -> None:
+    """In answers as in prompts, however tokens come in: transformers' own one-token form forgets the limit."""
+    serving = served("bamba", tmp_path, time_step_limit=(0.4, 1.0))
+    case = next(serving)
+    request = make_request(prompts()[-1])
+    (plain,) = run_all(case.engine, [request])
+    case.script["make"] = oracle({request.prompt: plain.tokens}, mode)
+    (answer,) = run_all(case.engine, [request])
+    text = torch.tensor([[*request.prompt, *answer.tokens]])
+    with torch.inference_mode():
+        wanted = case.reference(text).logits[0, len(request.prompt) - 1 : -1].double().log_softmax(-1)
+    assert answer.tokens == wanted.argmax(-1).tolist() != case.truths[request.prompt]
+    assert [entry.log_prob for entry in answer.log_probs] == pytest.approx(wanted.max(-1).values.tolist(), abs=2e-3)
+    assert next(serving, None) is None  # stopped
 
 
 def test_greedy_equals_transformers_alone(case: Case) -> None:

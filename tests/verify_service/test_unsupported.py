@@ -39,14 +39,25 @@ def copy_with(source: Path, directory: Path, config: dict[str, Any], without: st
     return directory
 
 
-def test_architecture_without_an_adapter(tmp_path: Path) -> None:
-    config = AutoConfig.for_model("mamba2", num_hidden_layers=2, hidden_size=64, num_heads=8, head_dim=16)
-    config.save_pretrained(tmp_path)
+UNSUPPORTED = {
+    "mamba": ("MambaMixer", {"state_size": 8}),
+    "falcon_mamba": ("FalconMambaMixer", {"state_size": 8}),
+    "rwkv": ("RwkvSelfAttention", {"attention_hidden_size": 64}),
+    "jamba": ("JambaMambaMixer", {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 2}),
+    "recurrent_gemma": ("RecurrentGemmaRecurrentBlock", {"num_attention_heads": 4, "lru_width": 64}),
+}
+
+
+@pytest.mark.parametrize("architecture", list(UNSUPPORTED))
+def test_architecture_without_an_adapter(tmp_path: Path, architecture: str) -> None:
+    """Named with the layer whose state a rejected draft would stay in, and with what would do."""
+    mixer, settings = UNSUPPORTED[architecture]
+    AutoConfig.for_model(architecture, num_hidden_layers=2, hidden_size=64, **settings).save_pretrained(tmp_path)
     error = refused(tmp_path)
     assert isinstance(error, UnsupportedModelError)
-    assert "mamba2" in error.message
-    assert "qwen3" in error.message  # what would do
     assert error.field == "model_type"
+    for part in (f"{architecture!r}", ".0.", mixer, "qwen3"):
+        assert part in error.message
 
 
 def test_recurrent_layer_without_an_adapter_is_named(tiny: Path, tmp_path: Path) -> None:
@@ -59,12 +70,13 @@ def test_recurrent_layer_without_an_adapter_is_named(tiny: Path, tmp_path: Path)
         assert part in error.message
 
 
-def test_hybrid_of_another_kind_is_refused(tmp_path: Path) -> None:
-    config = AutoConfig.for_model("bamba", **BASE | {"attn_layer_indices": [1], "mamba_d_state": 16})
-    config.save_pretrained(tmp_path)
+def test_convolution_with_another_activation(tmp_path: Path) -> None:
+    save_tiny("mamba2", tmp_path, hidden_act="gelu")
     error = refused(tmp_path)
     assert isinstance(error, UnsupportedModelError)
-    assert "bamba" in error.message
+    assert error.field == "hidden_act"
+    for part in ("layer 0", "gelu", "silu"):
+        assert part in error.message
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "proportional"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify_service.target.spec import TargetSpec
+from verify_service.target.spec import NO_RECURRENCE, TargetSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Pools:
     keys: Tensor  # [A, HKV, S, D]
     values: Tensor  # [A, HKV, S, D]
     features: Tensor  # [S, F] projected feature rows; F is 0 without a draft model
-    states: Tensor  # [R, T, HV, V, K] float32
+    states: Tensor  # [R, T, HV, V, K] float32; nothing for short convolutions
     windows: Tensor  # [R, T, taps - 1, C], newest last
 
     def sizes(self) -> dict[str, int]:
@@ -34,18 +34,12 @@ def allocate_pools(
 ) -> Pools:
     """Zeroed pools; the operating system commits their memory as it is touched."""
     attention = (spec.num_attention_layers, spec.num_kv_heads, num_slots, spec.head_dim)
-    shape = spec.recurrent
-    if shape is None:
-        states = torch.zeros(0, num_states, 0, 0, 0, device=device)
-        windows = torch.zeros(0, num_states, 0, 0, device=device, dtype=dtype)
-    else:
-        layers = spec.num_recurrent_layers
-        states = torch.zeros(layers, num_states, shape.num_value_heads, shape.value_dim, shape.key_dim, device=device)
-        windows = torch.zeros(layers, num_states, shape.taps - 1, shape.channels, device=device, dtype=dtype)
+    shape, layers = spec.recurrent or NO_RECURRENCE, spec.num_recurrent_layers
+    state = (layers, num_states, shape.num_value_heads, shape.value_dim, shape.key_dim)
     return Pools(
         keys=torch.zeros(attention, device=device, dtype=dtype),
         values=torch.zeros(attention, device=device, dtype=dtype),
         features=torch.zeros(num_slots, feature_size, device=device, dtype=dtype),
-        states=states,
-        windows=windows,
+        states=torch.zeros(state, device=device),
+        windows=torch.zeros(layers, num_states, shape.taps - 1, shape.channels, device=device, dtype=dtype),
     )

@@ -17,8 +17,11 @@ def tree_conv(
     index: Tensor,  # [B, N, taps] int64, rows of (window ++ inputs), oldest first
     weight: Tensor,  # [taps, C] float32
     bias: Tensor | None = None,  # [C] float32
+    *,
+    silu: bool = True,
 ) -> Tensor:  # [B, N, C] float32
-    """SiLU of the convolution, summed in float32 from the oldest tap on and rounded once to the input's format."""
+    """The convolution, by default under a SiLU, summed in float32 from the oldest tap on; rounded once to the format of
+    its inputs."""
     b, n, channels = inputs.shape
     taps = weight.shape[0]
     rows = torch.cat([window, inputs], 1)  # [B, taps - 1 + N, C]
@@ -27,7 +30,7 @@ def tree_conv(
     out = (gathered.float() * weight).sum(2)
     if bias is not None:
         out = out + bias
-    return F.silu(out).to(inputs.dtype).float()
+    return (F.silu(out) if silu else out).to(inputs.dtype).float()
 
 
 def commit_window(

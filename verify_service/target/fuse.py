@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from draftwood.errors import UnsupportedModelError
 from draftwood.layers import GatedMLP, RMSNorm, packed
-from verify_service.target.gated_delta_net import TreeGatedDeltaNet
+from verify_service.target import gated_delta_net, mamba2, short_convolution
+from verify_service.target.spec import ATTENTION, GDN, MAMBA2, OTHER, SHORT_CONV
 
 # RMSNorm classes by what they multiply with: the weight w, or 1 + w.
 _PLAIN = (
     "Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Mistral", "Mixtral", "GptOss", "Phi3", "Olmo2", "Olmo3", "Granite",
-    "SmolLM3", "Exaone4", "Glm4",
+    "SmolLM3", "Exaone4", "Glm4", "GraniteMoeHybrid", "FalconH1", "Bamba", "Lfm2",
 )  # fmt: skip
 _CENTRED = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Gemma", "Gemma2", "Gemma3")
 PLAIN_NORMS = frozenset(f"{family}RMSNorm" for family in _PLAIN)
 CENTRED_NORMS = frozenset(f"{family}RMSNorm" for family in _CENTRED)
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-GDN_MIXERS = frozenset({"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"})
+# A mixer's classes in transformers, and what takes their place.
+ADAPTERS: dict[str, tuple[frozenset[str], Callable[[Any], nn.Module]]] = {
+    GDN: (gated_delta_net.MIXERS, gated_delta_net.TreeGatedDeltaNet),
+    MAMBA2: (mamba2.MIXERS, mamba2.TreeMamba2),
+    SHORT_CONV: (short_convolution.MIXERS, short_convolution.TreeShortConv),
+}
+
+ATTENTION_NAMES = ("self_attn", "mixer")
 
 
 def fused_norm(norm: nn.Module) -> nn.Module:
@@ -37,36 +47,55 @@ def fused_norm(norm: nn.Module) -> nn.Module:
     return norm
 
 
-def fuse_layer(layer: Any) -> bool:
-    """Swaps the layer's parts in place; returns whether all of it can be compiled as one graph."""
-    for name, child in list(layer.named_children()):
+def fuse_layer(layer: Any, index: int, mixers: tuple[str, ...]) -> bool:
+    """Swaps the layer's parts in place; returns whether all of it can be compiled as one graph. Raises
+    UnsupportedModelError where a recurrent mixer has no adapter."""
+    if OTHER in mixers:
+        return False
+    parts = dict(layer.named_children())
+    for name in [name for name in parts if "norm" in name]:
+        setattr(layer, name, fused_norm(parts.pop(name)))
+    for kind in mixers:
+        if kind == ATTENTION:
+            name = next(name for name in ATTENTION_NAMES if name in parts)
+            _fuse_attention(parts.pop(name))
+        else:
+            _adapt(layer, index, kind, parts)
+    are_dense = [_fuse_feed_forward(layer, name, part) for name, part in parts.items()]
+    return all(are_dense)
+
+
+def _adapt(layer: Any, index: int, kind: str, parts: dict[str, nn.Module]) -> None:
+    """Puts the adapter in the place of the layer's recurrent mixer, and takes that out of `parts`."""
+    classes, adapter = ADAPTERS[kind]
+    for name, part in parts.items():
+        if type(part).__name__ in classes:
+            setattr(layer, name, adapter(parts.pop(name)))
+            return
+    found = ", ".join(type(part).__name__ for part in parts.values())
+    raise UnsupportedModelError(f"layer {index} has no mixer with a {kind} adapter: {found}", field=f"layers[{index}]")
+
+
+def _fuse_attention(attention: Any) -> None:
+    for name, part in list(attention.named_children()):
         if "norm" in name:
-            setattr(layer, name, fused_norm(child))
-    mixer = getattr(layer, "linear_attn", None)
-    if mixer is not None and type(mixer).__name__ in GDN_MIXERS:
-        layer.linear_attn = TreeGatedDeltaNet(mixer)
-    attention = getattr(layer, "self_attn", None)
-    if attention is not None:
-        for name, child in list(attention.named_children()):
-            if "norm" in name:
-                setattr(attention, name, fused_norm(child))
-        _pack_linears(attention)
-    return _fuse_mlp(layer)
+            setattr(attention, name, fused_norm(part))
+    _pack_linears(attention)
 
 
-def _fuse_mlp(layer: Any) -> bool:
-    """Returns whether the feed-forward part is dense: with experts, sizes depend on the tokens."""
-    mlp = layer.mlp
-    children = dict(mlp.named_children())
+def _fuse_feed_forward(layer: Any, name: str, part: Any) -> bool:
+    """Returns whether it is dense: with experts, sizes depend on the tokens."""
+    children = dict(part.named_children())
     if any(not isinstance(child, nn.Linear) and [*child.parameters()] for child in children.values()):
         return False
-    if children.keys() == _GATED and not any(name.endswith("bias") for name, _ in mlp.named_parameters()):
-        is_silu = type(mlp.act_fn).__name__ in ("SiLUActivation", "SiLU")
-        activation = F.silu if is_silu else mlp.act_fn
-        weights = (mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)
+    has_bias = any(key.endswith("bias") for key, _ in part.named_parameters())
+    if name == "mlp" and children.keys() == _GATED and not has_bias:  # Falcon-H1's feed_forward has factors inside
+        is_silu = type(part.act_fn).__name__ in ("SiLUActivation", "SiLU")
+        activation = F.silu if is_silu else part.act_fn
+        weights = (part.gate_proj.weight, part.up_proj.weight, part.down_proj.weight)
         layer.mlp = GatedMLP(*weights, activation=activation)
     else:
-        _pack_linears(mlp)
+        _pack_linears(part)
     return True
 
 

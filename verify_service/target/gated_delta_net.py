@@ -5,7 +5,6 @@ The arithmetic up to the recurrence follows transformers' layer, rounding includ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,23 +15,9 @@ from draftwood.layers import PackedLinear, packed
 from verify_service.kernels.gdn_verify import gdn_verify
 from verify_service.kernels.tree_conv import tree_conv
 from verify_service.step import StepInputs
+from verify_service.target.recurrent import RecurrentView
 
-
-@dataclass(frozen=True, slots=True)
-class RecurrentView:
-    """One layer's committed state and where the pass leaves what a commit needs."""
-
-    states: Tensor  # [T, HV, V, K] float32
-    windows: Tensor  # [T, taps - 1, C]
-    inputs: Tensor  # [B, N, C], written
-    k: Tensor  # [B, N, HK, K] float32, written
-    v: Tensor  # [B, N, HV, V] float32, written
-    g: Tensor  # [B, N, HV] float32, written
-    beta: Tensor  # [B, N, HV] float32, written
-
-    def varying(self) -> list[tuple[Tensor, list[int]]]:
-        """Tensors with the dimensions that vary from step to step."""
-        return [(t, [0, 1]) for t in (self.inputs, self.k, self.v, self.g, self.beta)]
+MIXERS = frozenset({"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"})
 
 
 def _split_qwen3_next(mixer: Any) -> tuple[Tensor, ...]:

@@ -17,10 +17,11 @@ from draftwood.layers import packed
 from verify_service.cache.pools import Pools
 from verify_service.step import StepInputs
 from verify_service.target.attention import AttentionView
+from verify_service.target.body import read_body
 from verify_service.target.fuse import fuse_layer, fused_norm
-from verify_service.target.gated_delta_net import RecurrentView
+from verify_service.target.recurrent import RecurrentView, WindowView
 from verify_service.target.rope import Rope, RopeTables
-from verify_service.target.spec import ATTENTION, GDN, NO_RECURRENCE, TargetSpec
+from verify_service.target.spec import ATTENTION, NO_RECURRENCE, TargetSpec
 from verify_service.target.stretches import Stretches, kind_of
 
 MAX_DEPTH_MARGIN = 512
@@ -31,7 +32,7 @@ STRETCH_ALONE = 4  # layers a graph for one sequence; hybrids repeat after 4 lay
 @dataclass(frozen=True, slots=True)
 class Stash:
     """What one pass leaves for the commit: rows of all attention layers, and the raw per-token inputs of all recurrent
-    layers, which the commit replays along the accepted path."""
+    layers, which the commit replays along the accepted path. The sizes of a kind are its RecurrentShape's."""
 
     keys: Tensor  # [A, B, HKV, N, D], rotated
     values: Tensor  # [A, B, HKV, N, D]
@@ -46,8 +47,10 @@ class Stash:
         rows = (pools.keys, pools.values, self.keys, self.values)
         return AttentionView(*(_part(t, index) for t in rows))
 
-    def recurrent(self, index: int, pools: Pools) -> RecurrentView:
+    def recurrent(self, index: int, pools: Pools) -> RecurrentView | WindowView:
         """Recurrent layer `index`'s part, with its committed state."""
+        if not pools.states.numel():
+            return WindowView(_part(pools.windows, index), _part(self.inputs, index))
         parts = (pools.states, pools.windows, self.inputs, self.k, self.v, self.g, self.beta)
         return RecurrentView(*(_part(t, index) for t in parts))
 
@@ -75,9 +78,9 @@ class _Buffers:
     arguments: list[dict[str, Any]]  # a layer
 
 
-def _mark_dynamic(step: StepInputs, rope: Rope | dict[str, Rope], arguments: list[dict[str, Any]]) -> None:
+def _mark_dynamic(step: StepInputs, rope: Rope | dict[str, Rope] | None, arguments: list[dict[str, Any]]) -> None:
     """Tells the compiler which sizes vary from step to step: B, N and L."""
-    angles = chain(*rope.values()) if isinstance(rope, dict) else rope
+    angles = chain(*rope.values()) if isinstance(rope, dict) else rope or ()
     for tensor in (step.positions, step.prefix_slots, step.prefix_bias, step.conv_index, *angles):
         _mark(tensor, 0, 1)
     for tensor in (step.inclusive, step.off_path):
@@ -104,13 +107,14 @@ class TargetModel:
         self, model: Any, spec: TargetSpec, *, tap_layer_ids: tuple[int, ...], max_context: int, compile_steps: bool
     ) -> None:
         self.spec, self.tap_layer_ids = spec, tap_layer_ids
-        body = model.model
-        self.embed = body.embed_tokens
+        body = read_body(model)
+        self.embed = body.embed
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         like = torch.zeros(1, dtype=self.dtype, device=self.device)
-        self.rope = RopeTables(body.rotary_emb, spec.layer_types, max_context + MAX_DEPTH_MARGIN, like)
-        has_graph = [fuse_layer(layer) for layer in body.layers]
+        self.rope = RopeTables(body.rotary, spec.layer_types, max_context + MAX_DEPTH_MARGIN, like)
+        parts = zip(body.layers, spec.mixers, strict=True)
+        has_graph = [fuse_layer(layer, i, mixers) for i, (layer, mixers) in enumerate(parts)]
         self.layers: list[Any] = [
             self.rope.picking(layer, kind) for layer, kind in zip(body.layers, spec.layer_types, strict=True)
         ]
@@ -120,7 +124,7 @@ class TargetModel:
         # compile.
         self.alone, self.several = stretches.cut(STRETCH_ALONE), stretches.cut(1)
         self.norm = fused_norm(body.norm)
-        self.head = packed(model.lm_head)
+        self.head = packed(body.head)
         self.is_warming = False  # while it is, sizes that vary are marked so, and one graph serves them all
         self._buffers: dict[tuple[int, int], _Buffers] = {}
 
@@ -134,18 +138,17 @@ class TargetModel:
         return self._buffers[(b, n)]
 
     def _layer_arguments(self, stash: Stash, pools: Pools) -> list[dict[str, Any]]:
-        """Each layer's view of the committed state and the stash, as its keyword argument."""
+        """Each layer's view of the committed state and the stash, as its keyword arguments."""
         arguments: list[dict[str, Any]] = []
         attention = recurrent = 0
-        for mixer in self.spec.mixers:
-            if mixer == ATTENTION:
-                arguments.append({"attention": stash.attention(attention, pools)})
+        for mixers in self.spec.mixers:
+            arguments.append({})
+            if ATTENTION in mixers:
+                arguments[-1]["attention"] = stash.attention(attention, pools)
                 attention += 1
-            elif mixer == GDN:
-                arguments.append({"recurrent": stash.recurrent(recurrent, pools)})
+            if self.spec.is_recurrent(mixers):
+                arguments[-1]["recurrent"] = stash.recurrent(recurrent, pools)
                 recurrent += 1
-            else:
-                arguments.append({})
         return arguments
 
     def _new_stash(self, b: int, n: int) -> Stash:
@@ -184,7 +187,7 @@ class TargetModel:
             after += stretch.run(stretch.layers, hidden, rope, step, extra)
             hidden = after[-1]
         tapped = torch.cat([after[i] for i in self.tap_layer_ids], -1) if self.tap_layer_ids else None
-        return PassOutputs(self.norm(hidden), tapped, buffers.stash)
+        return PassOutputs(self.norm(hidden).to(self.dtype), tapped, buffers.stash)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., H] to [..., vocabulary], in the model's format."""

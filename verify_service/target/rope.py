@@ -32,22 +32,26 @@ def check_rope(config: Any) -> None:
 
 
 class RopeTables:
-    """Tables of `length` positions; one for each of the layers' types where the model has it so."""
+    """Tables of `length` positions; one for each of the layers' types where the model has it so, none where `rotary` is
+    None."""
 
     def __init__(self, rotary: Any, layer_types: Sequence[str], length: int, x: Tensor) -> None:
         """`x` has the model's format and device."""
+        self._tables: dict[str, Rope] = {}
+        self.differs = rotary is not None and isinstance(rotary.rope_type, dict)
+        if rotary is None:
+            return
         positions = torch.arange(length, device=x.device)[None]
         if hasattr(rotary, "mrope_section"):  # text positions are the same in all three of its dimensions
             positions = positions.expand(3, 1, -1)
-        self.differs = isinstance(rotary.rope_type, dict)
-        kinds = dict.fromkeys(layer_types if self.differs else ("",))
-        tables = {kind: rotary(x, positions, kind) if kind else rotary(x, positions) for kind in kinds}
-        self._tables: dict[str, Rope] = {kind: (cos[0], sin[0]) for kind, (cos, sin) in tables.items()}
+        for kind in dict.fromkeys(layer_types if self.differs else ("",)):
+            cos, sin = rotary(x, positions, kind) if kind else rotary(x, positions)
+            self._tables[kind] = cos[0], sin[0]
 
-    def at(self, positions: Tensor) -> Rope | dict[str, Rope]:
-        """cos and sin of the positions [B, N], by layer type where they differ."""
+    def at(self, positions: Tensor) -> Rope | dict[str, Rope] | None:
+        """cos and sin of the positions [B, N], by layer type where they differ; None without rotation."""
         at = {kind: (cos[positions], sin[positions]) for kind, (cos, sin) in self._tables.items()}
-        return at if self.differs else at[""]
+        return at if self.differs else at.get("")
 
     def picking(self, layer: nn.Module, layer_type: str) -> nn.Module:
         """The decoder layer in a form that takes what `at` returns."""

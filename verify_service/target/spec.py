@@ -6,29 +6,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood.errors import UnsupportedModelError
+from verify_service.target.inventory import first_mixer
 
-ATTENTION, GDN, OTHER = "attention", "gdn", "other"
+ATTENTION, GDN, MAMBA2, SHORT_CONV, OTHER = "attention", "gdn", "mamba2", "short convolution", "other"
+UNLIMITED_POSITIONS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentShape:
-    """Shape of one Gated DeltaNet layer's committed state."""
+    """Shape of one recurrent layer's committed state.
 
+    Mamba2 in these words: a group is a key head, B a key, a head's x a value, dt a beta. A short convolution has a
+    window and no state: HK, HV, K and V are 0.
+    """
+
+    kind: str  # GDN, MAMBA2 or SHORT_CONV
     num_key_heads: int  # HK
     num_value_heads: int  # HV
     key_dim: int  # K
     value_dim: int  # V
-    channels: int  # C = 2 HK K + HV V
+    channels: int  # C = 2 HK K + HV V; the width of a short convolution
     taps: int  # convolution kernel size
 
 
-NO_RECURRENCE = RecurrentShape(0, 0, 0, 0, 0, 1)
+NO_RECURRENCE = RecurrentShape("", 0, 0, 0, 0, 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """Shapes and limits. `mixers` names each decoder layer's token mixer, in order, `layer_types` its type in
-    transformers' configuration."""
+    """Shapes and limits. `mixers` names each decoder layer's token mixers, in order: one, or attention beside a
+    recurrent one, or none in a layer that is a feed-forward alone. All recurrent mixers of a model are of one kind.
+    `layer_types` are the layers' types in transformers' configuration."""
 
     model_type: str
     vocab_size: int
@@ -36,7 +44,7 @@ class TargetSpec:
     num_layers: int
     num_kv_heads: int  # HKV
     head_dim: int  # D
-    mixers: tuple[str, ...]
+    mixers: tuple[tuple[str, ...], ...]
     layer_types: tuple[str, ...]
     recurrent: RecurrentShape | None
     max_positions: int
@@ -48,12 +56,16 @@ class TargetSpec:
     @property
     def num_attention_layers(self) -> int:
         """A: layers with a KV cache."""
-        return sum(mixer == ATTENTION for mixer in self.mixers)
+        return sum(ATTENTION in mixers for mixers in self.mixers)
 
     @property
     def num_recurrent_layers(self) -> int:
-        """R: layers with a recurrent state."""
-        return sum(mixer == GDN for mixer in self.mixers)
+        """R: layers with a recurrent state or a convolution window."""
+        return sum(self.is_recurrent(mixers) for mixers in self.mixers)
+
+    def is_recurrent(self, mixers: tuple[str, ...]) -> bool:
+        """Whether one of a layer's mixers is recurrent."""
+        return self.recurrent is not None and self.recurrent.kind in mixers
 
     @property
     def taps(self) -> int:
@@ -84,8 +96,25 @@ SUPPORTED = {
     "cohere2": "Cohere2ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "glm4": "Glm4ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
+    "bamba": "BambaForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
 }
-_LAYER_TYPES = {"full_attention": ATTENTION, "sliding_attention": ATTENTION, "linear_attention": GDN}
+# Their recurrent mixers.
+_RECURRENT = {
+    "qwen3_next": GDN,
+    "qwen3_5_text": GDN,
+    "qwen3_5_moe_text": GDN,
+    "nemotron_h": MAMBA2,
+    "granitemoehybrid": MAMBA2,
+    "falcon_h1": MAMBA2,
+    "bamba": MAMBA2,
+    "mamba2": MAMBA2,
+    "lfm2": SHORT_CONV,
+}
 
 
 def text_config(config: Any) -> Any:
@@ -98,11 +127,15 @@ def read_spec(config: Any, stop_token_ids: tuple[int, ...], *, allow_unsafe: boo
     model_type = config.model_type
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
     if model_type not in SUPPORTED and not allow_unsafe:
+        mixer = first_mixer(config)
         raise UnsupportedModelError(
-            f"model_type {model_type!r} has no adapter (supported: {', '.join(sorted(SUPPORTED))})", field="model_type"
+            f"model_type {model_type!r} has no adapter{f' for {mixer}' if mixer else ''} "
+            f"(supported: {', '.join(sorted(SUPPORTED))})",
+            field="model_type",
         )
+    known = _mixers_by_layer_type(model_type)
     for i, kind in enumerate(types):
-        if kind not in _LAYER_TYPES and not allow_unsafe:
+        if kind not in known and not allow_unsafe:
             raise UnsupportedModelError(
                 f"layer {i} of {model_type} is a {kind} layer, which has no tree adapter; a rejected draft would stay "
                 f"in its state. --allow-hybrid-unsafe serves it all the same.",
@@ -113,27 +146,68 @@ def read_spec(config: Any, stop_token_ids: tuple[int, ...], *, allow_unsafe: boo
             f"use_bidirectional_attention is {config.use_bidirectional_attention!r}; only causal models are served",
             field="use_bidirectional_attention",
         )
-    mixers = tuple(_LAYER_TYPES.get(kind, OTHER) for kind in types)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    mixers = tuple(known.get(kind, (OTHER,)) for kind in types)
+    num_heads = getattr(config, "num_attention_heads", None) or 1  # none at all in Mamba2
+    kind = _RECURRENT.get(model_type)
     return TargetSpec(
         model_type=model_type,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
-        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
-        head_dim=head_dim,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
         mixers=mixers,
         layer_types=tuple(types),
-        recurrent=_recurrent_shape(config) if GDN in mixers else None,
-        max_positions=config.max_position_embeddings,
+        recurrent=_SHAPES[kind](config) if kind is not None and any(kind in names for names in mixers) else None,
+        max_positions=getattr(config, "max_position_embeddings", None) or UNLIMITED_POSITIONS,
         stop_token_ids=stop_token_ids,
         embedding_factor=float(getattr(config, "embedding_multiplier", 1.0)),
-        logit_factor=getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0),
+        logit_factor=_logit_factor(config),
         logit_cap=getattr(config, "final_logit_softcapping", None),
     )
 
 
-def _recurrent_shape(config: Any) -> RecurrentShape:
+def _logit_factor(config: Any) -> float:
+    """What logits are multiplied with, under whichever name the family has for it."""
+    factor = getattr(config, "lm_head_multiplier", None) or getattr(config, "logit_scale", 1.0)
+    return float(factor / getattr(config, "logits_scaling", 1.0))
+
+
+def _mixers_by_layer_type(model_type: str) -> dict[str, tuple[str, ...]]:
+    """What transformers' names of layer types mean in a model of this type."""
+    types: dict[str, tuple[str, ...]] = {"full_attention": (ATTENTION,), "sliding_attention": (ATTENTION,)}
+    kind = _RECURRENT.get(model_type)
+    if kind == SHORT_CONV:
+        types["conv"] = (kind,)
+    elif kind is not None:
+        types["linear_attention"] = (kind,)
+    if model_type == "falcon_h1":
+        types["hybrid"] = (kind, ATTENTION) if kind else ()
+    if model_type == "nemotron_h":
+        types |= {"mlp": (), "moe": ()}
+    return types
+
+
+def _gdn_shape(config: Any) -> RecurrentShape:
     hk, hv = config.linear_num_key_heads, config.linear_num_value_heads
     dk, dv = config.linear_key_head_dim, config.linear_value_head_dim
-    return RecurrentShape(hk, hv, dk, dv, 2 * hk * dk + hv * dv, config.linear_conv_kernel_dim)
+    return RecurrentShape(GDN, hk, hv, dk, dv, 2 * hk * dk + hv * dv, config.linear_conv_kernel_dim)
+
+
+def _mamba2_shape(config: Any) -> RecurrentShape:
+    """The families name the same sizes differently."""
+
+    def read(*names: str) -> int:
+        return next(getattr(config, name) for name in names if hasattr(config, name))
+
+    hk, hv = read("mamba_n_groups", "n_groups"), read("mamba_n_heads", "mamba_num_heads", "num_heads")
+    dk = read("mamba_d_state", "ssm_state_size", "state_size")
+    dv = read("mamba_d_head", "mamba_head_dim", "head_dim")
+    return RecurrentShape(MAMBA2, hk, hv, dk, dv, 2 * hk * dk + hv * dv, read("mamba_d_conv", "conv_kernel"))
+
+
+def _short_conv_shape(config: Any) -> RecurrentShape:
+    return RecurrentShape(SHORT_CONV, 0, 0, 0, 0, config.hidden_size, config.conv_L_cache)
+
+
+_SHAPES = {GDN: _gdn_shape, MAMBA2: _mamba2_shape, SHORT_CONV: _short_conv_shape}

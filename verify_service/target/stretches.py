@@ -66,14 +66,15 @@ class Stretches:
 def _run(
     layers: Sequence[Any],
     hidden: Tensor,  # [B, N, H]
-    rope: Rope | dict[str, Rope],
+    rope: Rope | dict[str, Rope] | None,
     step: StepInputs,
     extra: Sequence[dict[str, Any]],
 ) -> list[Tensor]:  # [B, N, H] each
     """The residual stream after each layer."""
     after: list[Tensor] = []
     for layer, arguments in zip(layers, extra, strict=True):
-        hidden = layer(hidden, position_embeddings=rope, attention_mask=None, cache=None, step=step, **arguments)
+        out = layer(hidden, position_embeddings=rope, attention_mask=None, cache=None, step=step, **arguments)
+        hidden = out[0] if isinstance(out, tuple) else out  # some families' layers return attention weights as well
         after.append(hidden)
     return after
 

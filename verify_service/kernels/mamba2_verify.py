@@ -1,0 +1,43 @@
+"""Mamba2 over a tree: outputs of all nodes from the committed state, without a state per node.
+
+    y_i = e^(G_i) h0 C_i + sum over j = i and its ancestors of e^(G_i - G_j) dt_j (C_i . B_j) x_j
+
+with G_i the sum of g from the root to i (the dual form of Mamba2, arXiv 2405.21060, section 6, its causal mask
+replaced by the ancestor mask). Nothing to solve: what a node writes does not depend on what it reads. A token may
+forget everything, so G_i - G_j is summed over the nodes between and not taken as the difference of two large sums.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def mamba2_verify(
+    c: Tensor,  # [B, N, HK, K] float32
+    b: Tensor,  # [B, N, HK, K] float32
+    x: Tensor,  # [B, N, HV, V] float32
+    g: Tensor,  # [B, N, HV] float32, log decay, at most 0
+    dt: Tensor,  # [B, N, HV] float32, time step
+    state: Tensor,  # [B, HV, V, K] float32, committed
+    inclusive: Tensor,  # [B, N, N] float32: 1 where j is i or its ancestor
+    off_path: Tensor,  # [B, N, N] float32: 0 where j is i or its ancestor, else -inf
+) -> Tensor:  # [B, N, HV, V] float32
+    """Head j reads group j // (HV / HK). The state is not changed; the skip D x is the caller's."""
+    rows, n, hk, dk = b.shape
+    hv, dv = x.shape[2:]
+    group = hv // hk
+    queries = c.transpose(1, 2).reshape(rows * hk, n, dk)
+    keys = b.transpose(1, 2).reshape(rows * hk, n, dk)
+    gram = torch.bmm(queries, keys.transpose(1, 2)).view(rows, hk, 1, n, n)
+    read = torch.bmm(queries, state.reshape(rows * hk, group * dv, dk).transpose(1, 2))
+    read = read.view(rows, hk, n, group, dv).transpose(2, 3).reshape(rows * hv, n, dv)
+    steps = inclusive[:, None] * g.transpose(1, 2)[:, :, None, :]  # [B, HV, N, N]: g_m where m is i or its ancestor
+    total = steps.sum(-1)  # [B, HV, N]
+    # m is on the path of i and not on that of j: the nodes between, where j is an ancestor of i.
+    between = torch.matmul(steps, (1.0 - inclusive).transpose(1, 2)[:, None])
+    decay = (between + off_path[:, None]).exp()
+    weights = gram * decay.view(rows, hk, group, n, n) * dt.transpose(1, 2).reshape(rows, hk, group, 1, n)
+    values = x.transpose(1, 2).reshape(rows * hv, n, dv)
+    out = torch.baddbmm(total.exp().view(rows * hv, n, 1) * read, weights.view(rows * hv, n, n), values)
+    return out.view(rows, hv, n, dv).transpose(1, 2)
