@@ -274,7 +274,9 @@ class GatewayConfig(ServiceConfig):
     https_cert: str = setting("", "File with the certificate that the API shows; turns HTTPS on.")
     https_key: str = setting("", "File with its private key.")
     api_key_file: str = setting("", "File with API keys, one a line; requests must carry one of them.")
-    drain_timeout_s: float = setting(10.0, DRAIN_HELP)
+    drain_timeout_s: float = setting(
+        10.0, "At a stop, how long answers that are under way may go on; new connections are refused meanwhile."
+    )
     keepalive_s: float = setting(15.0, "Seconds of silence after which a stream gets a comment line; 0 sends none.")
 
     def __post_init__(self) -> None:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
-from draftwood.cli import main
+from draftwood.cli import info, main
+
+
+@pytest.fixture(autouse=True)
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes of memory, which test_memory.py is about, take two processes that import torch."""
+    monkeypatch.setattr(info, "memory_facts", lambda _config: {})  # pyright: ignore[reportUnknownLambdaType]
 
 
 def test_facts_for_people_and_programs() -> None:

@@ -25,7 +25,7 @@ from verify_service.target.spec import ATTENTION, NO_RECURRENCE, TargetSpec
 from verify_service.target.stretches import Stretches, kind_of
 
 MAX_DEPTH_MARGIN = 512
-MAX_BUFFERS = 64
+MAX_BUFFERED_NODES = 1024  # of all shapes kept; loads that mix lengths make hundreds of shapes
 STRETCH_ALONE = 4  # layers a graph for one sequence; hybrids repeat after 4 layers, so that few kinds are compiled
 
 
@@ -130,12 +130,17 @@ class TargetModel:
 
     def _buffers_for(self, b: int, n: int, pools: Pools) -> _Buffers:
         """Buffers for a pass of this shape, kept for the next one."""
-        if (b, n) not in self._buffers:
-            if len(self._buffers) > MAX_BUFFERS:
-                self._buffers.clear()
+        buffers = self._buffers.pop((b, n), None)
+        if buffers is None:
+            kept = sum(batch * nodes for batch, nodes in self._buffers)
+            while self._buffers and kept + b * n > MAX_BUFFERED_NODES:
+                batch, nodes = next(iter(self._buffers))  # the one that was not used for longest
+                del self._buffers[(batch, nodes)]
+                kept -= batch * nodes
             stash = self._new_stash(b, n)
-            self._buffers[(b, n)] = _Buffers(stash, self._layer_arguments(stash, pools))
-        return self._buffers[(b, n)]
+            buffers = _Buffers(stash, self._layer_arguments(stash, pools))
+        self._buffers[(b, n)] = buffers
+        return buffers
 
     def _layer_arguments(self, stash: Stash, pools: Pools) -> list[dict[str, Any]]:
         """Each layer's view of the committed state and the stash, as its keyword arguments."""
