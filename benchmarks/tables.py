@@ -14,10 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import docs.region
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 RESULTS = Path(__file__).parent / "results"
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+BEGIN, END = docs.region.markers("results")
 NO_RESULTS = "No results are committed yet; `make bench` measures your machine."
 
 COLUMNS = ("", "tokens/s", "speed-up", "tokens per step", "drafted per step", "ms per step")
@@ -66,12 +68,8 @@ def caption(result: dict[str, Any]) -> str:
 
 
 def rewritten(text: str, inner: str) -> str:
-    """The text with the region replaced. Raises ValueError where the comments are not there once and in order."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise ValueError(f"{BEGIN} and {END} are not there once and in order")
-    return f"{before}{BEGIN}\n{inner}\n{END}{after}"
+    """The text with the region replaced. Raises ValueError where its comments are not there once and in order."""
+    return docs.region.rewritten(text, "results", inner)
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from docs.region import rewritten
 from draftwood.config import Config, DraftConfig, GatewayConfig, VerifyConfig, flag
 
 PAGE = Path(__file__).parent / "operate.md"
-BEGIN, END = "<!-- flags:begin -->", "<!-- flags:end -->"
 SERVICES: dict[str, type[Config]] = {
     "Verify service": VerifyConfig,
     "Draft service": DraftConfig,
@@ -54,9 +54,7 @@ def _default(spec: dataclasses.Field[object]) -> str:
 
 def write(text: str) -> str:
     """`text` with the region replaced."""
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n{region()}\n{END}{tail}"
+    return rewritten(text, "flags", region())
 
 
 if __name__ == "__main__":

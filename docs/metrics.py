@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from docs.region import rewritten
 from draftwood.telemetry.metrics import SERVICES, Metric, ServiceName, metrics_of
 
 PAGE = Path(__file__).parent / "telemetry.md"
-BEGIN, END = "<!-- metrics:begin -->", "<!-- metrics:end -->"
 TITLES: dict[ServiceName, str] = {"gateway": "Gateway", "verify": "Verify service", "draft": "Draft service"}
 
 
@@ -36,9 +36,7 @@ def _row(metric: Metric) -> str:
 
 def write(text: str) -> str:
     """`text` with the region replaced."""
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n{region()}\n{END}{tail}"
+    return rewritten(text, "metrics", region())
 
 
 if __name__ == "__main__":

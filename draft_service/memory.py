@@ -3,7 +3,6 @@ JSON. Sizes come from the code that allocates, run on torch's meta device."""
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 
@@ -16,8 +15,8 @@ from draft_service.server import longest_context
 from draft_service.tensors import PROJECTION, expected_shapes
 from draftwood.checkpoint import resolve
 from draftwood.config import DraftConfig
-from draftwood.device import pick_device, pick_dtype, resident_memory_bytes
-from draftwood.errors import DraftwoodError
+from draftwood.device import pick_device, pick_dtype
+from draftwood.memory import print_plan, resident_memory_bytes
 
 
 def plan(config: DraftConfig) -> dict[str, int]:
@@ -50,15 +49,5 @@ def _weights(model: DrafterConfig, itemsize: int) -> int:
     return (sum(shapes.values()) + context + table) * itemsize + 2 * table
 
 
-def main() -> int:
-    """Exit code 2 for a setting or model that cannot be served, which goes to standard error."""
-    try:
-        sys.stdout.write(json.dumps(plan(DraftConfig.from_args(sys.argv[1:], prog="draftwood draft"))) + "\n")
-    except DraftwoodError as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_plan(plan, DraftConfig, prog="draftwood draft"))

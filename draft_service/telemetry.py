@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from draft_service.drafter import Drafted, Drafter, Reason, Refused, StepOutcome
 from draft_service.streams import StreamRegistry
 from draftwood.config import DraftConfig
-from draftwood.telemetry import metrics
+from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
@@ -68,11 +68,7 @@ class Telemetry(Watch):
         """What the configuration asks for; None where it asks for nothing. Raises ConfigError."""
         if not (config.metrics_port or config.is_traced):
             return None
-        tracing = None
-        if config.is_traced:  # OpenTelemetry is loaded only where it is wanted
-            from draftwood.telemetry.tracing import Tracing
-
-            tracing = Tracing.start(config, "draft")
+        tracing = start_tracing(config, "draft")
         telemetry = cls(drafter, tracing)
         if config.metrics_port:
             telemetry.instruments.serve(config.host, config.metrics_port)

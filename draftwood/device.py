@@ -7,7 +7,6 @@ import os
 import resource
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -68,21 +67,6 @@ def compiled(
         if not threaded_loops:
             options["cpp.min_chunk_size"] = 1 << 30
         return torch.compile(function, fullgraph=True, dynamic=dynamic, options=options)
-
-
-def resident_memory_bytes() -> int:
-    """Resident memory of this process now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
-
-
-def physical_memory_bytes() -> int:
-    """What this machine, or the control group that the process is in, has in all."""
-    total = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
-    try:
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no such group, or one without a limit, which says "max"
-        return total
 
 
 def peak_memory_bytes() -> int:

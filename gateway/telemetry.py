@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwood.config import GatewayConfig
 from draftwood.errors import DraftwoodError
-from draftwood.telemetry import metrics
+from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
 from gateway.generation import Watch
 from gateway.plan import Plan
@@ -54,11 +54,7 @@ class Telemetry:
         """What the configuration asks for; None where it asks for nothing. Raises ConfigError."""
         if not (config.metrics_port or config.is_traced):
             return None
-        tracing = None
-        if config.is_traced:  # OpenTelemetry is loaded only where it is wanted
-            from draftwood.telemetry.tracing import Tracing
-
-            tracing = Tracing.start(config, "gateway")
+        tracing = start_tracing(config, "gateway")
         telemetry = cls(tracing)
         if config.metrics_port:
             telemetry.instruments.serve(config.host, config.metrics_port)

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError, UnavailableError
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
+from verify_service.engine import PATIENCE_S
 from verify_service.request_watch import RequestWatch
 from verify_service.service import Service, build
 from verify_service.servicer import VerifyServicer
@@ -24,7 +25,6 @@ log = logging.getLogger(__name__)
 
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 HEALTH_PERIOD_S = 1.0
-PATIENCE_S = 60.0  # longer than any step
 GOODBYE_S = 1.0  # for the last messages of calls that have ended
 
 

@@ -3,7 +3,6 @@ JSON. Sizes come from the code that allocates, run on torch's meta device."""
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -13,9 +12,9 @@ from transformers import AutoConfig
 
 from draftwood.checkpoint import read_config, resolve
 from draftwood.config import VerifyConfig
-from draftwood.device import pick_device, pick_dtype, resident_memory_bytes
-from draftwood.errors import DraftwoodError
-from verify_service.service import META, cache_pools, longest_context
+from draftwood.device import pick_device, pick_dtype
+from draftwood.memory import print_plan, resident_memory_bytes
+from verify_service.service import META, cache_pools, cache_sizes, longest_context
 from verify_service.target.loading import stop_token_ids
 from verify_service.target.spec import SUPPORTED, TargetSpec, read_spec, text_config
 
@@ -31,11 +30,13 @@ def plan(config: VerifyConfig) -> dict[str, int]:
     feature_size = 0
     if config.draft != "none":
         feature_size = read_config(resolve(config.draft, setting="draft"))["hidden_size"]
-    pools = cache_pools(config, spec, max_context, feature_size, dtype, META)
+    pools = cache_pools(spec, *cache_sizes(config, max_context), feature_size, dtype, META)
     return {
         "weights": _weights(text, spec, dtype),
         **pools.sizes(),
-        "a step's working memory": _step(config, spec, text.num_attention_heads, max_context, dtype.itemsize),
+        "a step's working memory": _step(
+            config, spec, getattr(text, "num_attention_heads", 0), max_context, dtype.itemsize
+        ),
         "libraries": resident_memory_bytes(),
     }
 
@@ -58,15 +59,5 @@ def _step(config: VerifyConfig, spec: TargetSpec, num_heads: int, max_context: i
     return (prefix + scores if spec.num_attention_layers else 0) + 2 * 4 * rows * spec.vocab_size
 
 
-def main() -> int:
-    """Exit code 2 for a setting or model that cannot be served, which goes to standard error."""
-    try:
-        sys.stdout.write(json.dumps(plan(VerifyConfig.from_args(sys.argv[1:], prog="draftwood verify"))) + "\n")
-    except DraftwoodError as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_plan(plan, VerifyConfig, prog="draftwood verify"))

@@ -11,8 +11,9 @@ import torch
 
 from draftwood.checkpoint import model_id, resolve, tokenizer_hash
 from draftwood.config import VerifyConfig
-from draftwood.device import physical_memory_bytes, pick_device, pick_dtype, use_threads
+from draftwood.device import pick_device, pick_dtype, use_threads
 from draftwood.errors import ConfigError
+from draftwood.memory import physical_memory_bytes
 from draftwood.security import Security
 from draftwood.v1 import verify_pb2
 from verify_service.cache.pages import PageAllocator, SlotAllocator
@@ -70,8 +71,8 @@ def build(config: VerifyConfig) -> Service:
     pages, slots = cache_sizes(config, max_context)
     feature_size = projector.hidden_size if projector else 0
     if device.type == "cpu":
-        _check_memory(config, max_context, cache_pools(config, spec, max_context, feature_size, dtype, META))
-    pools = cache_pools(config, spec, max_context, feature_size, dtype, device)
+        _check_memory(config, max_context, cache_pools(spec, pages, slots, feature_size, dtype, META))
+    pools = cache_pools(spec, pages, slots, feature_size, dtype, device)
     decoder = Decoder(target, pools, Committer(pools, spec.recurrent, compile_steps=config.compile), projector)
     decoder.debug_steps = config.debug_metrics
     scheduler = Scheduler(pages, slots, max_batch=config.max_batch, max_queue=config.max_queue)
@@ -108,18 +109,17 @@ def cache_sizes(config: VerifyConfig, max_context: int) -> tuple[PageAllocator, 
 
 
 def cache_pools(
-    config: VerifyConfig,
     spec: TargetSpec,
-    max_context: int,
+    pages: PageAllocator,
+    slots: SlotAllocator,
     feature_size: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Pools:
-    """The caches of those sizes, and one scratch page and slot more."""
-    pages, slots = cache_sizes(config, max_context)
+    """Room for those pages and slots, and for a scratch page and slot."""
     return allocate_pools(
         spec,
-        num_slots=(pages.num_pages + 1) * config.page_size,
+        num_slots=(pages.num_pages + 1) * pages.page_size,
         num_states=slots.num_slots + 1,
         feature_size=feature_size,
         dtype=dtype,

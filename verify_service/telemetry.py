@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Self
 
 from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError
-from draftwood.telemetry import metrics
+from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
 from verify_service.drafting import Refused
+from verify_service.engine import PATIENCE_S
 from verify_service.observer import SequenceStep, StepTotals
 from verify_service.request import Finished, Request, StageTimes
 from verify_service.request_watch import RequestWatch
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from verify_service.request_span import RequestSpan
 
 DRAFTER_STATES = ("ready", "absent", "mismatch")
-PATIENCE_S = 60.0  # longer than any step
 
 
 class Telemetry:
@@ -57,12 +57,10 @@ class Telemetry:
         """What the configuration asks for; None where it asks for nothing. Raises ConfigError."""
         if not (config.metrics_port or config.is_traced):
             return None
-        tracing = None
-        if config.is_traced:  # OpenTelemetry is loaded only where it is wanted
-            from draftwood.telemetry.tracing import Tracing
+        tracing = start_tracing(config, "verify")
+        if tracing is not None:
             from verify_service.step_spans import StepSpans
 
-            tracing = Tracing.start(config, "verify")
             service.engine.decoder.observer.tracer = StepSpans(tracing)
         telemetry = cls(service, tracing)
         if config.metrics_port:

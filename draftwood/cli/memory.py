@@ -15,6 +15,7 @@ from typing import Any
 from draftwood.cli.environment import service_environment
 from draftwood.config import Config, DraftConfig, VerifyConfig
 from draftwood.errors import ConfigError
+from draftwood.memory import physical_memory_bytes
 
 # What does not grow with the batch; everything else is in proportion to it.
 FIXED = frozenset({"weights", "libraries"})
@@ -70,8 +71,6 @@ def largest_batch(plans: list[Sizes], max_batch: int, size: int) -> int:
 def places() -> dict[str, int]:
     """Memory by where it is: the machine's, and each GPU's own."""
     import torch
-
-    from draftwood.device import physical_memory_bytes
 
     found = {"this machine": physical_memory_bytes()}
     for i in range(torch.cuda.device_count()):

@@ -10,11 +10,11 @@ from __future__ import annotations
 from itertools import chain
 from pathlib import Path
 
+import docs.region
 from tests.verify_service.models import FAMILIES, tiny_config
 from verify_service.target.spec import read_spec
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
-BEGIN, END = "<!-- families:begin -->", "<!-- families:end -->"
 NAMES = {"attention": "attention", "gdn": "Gated DeltaNet", "mamba2": "Mamba2", "short convolution": "convolution"}
 COLUMNS = ("model type", "mixers", "what is special", "exactness tested with")
 
@@ -29,12 +29,8 @@ def region() -> str:
 
 
 def rewritten(text: str) -> str:
-    """The text with the region replaced. Raises ValueError where the comments are not there once and in order."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise ValueError(f"{BEGIN} and {END} are not there once and in order")
-    return f"{before}{BEGIN}\n{region()}\n{END}{after}"
+    """The text with the region replaced. Raises ValueError where its comments are not there once and in order."""
+    return docs.region.rewritten(text, "families", region())
 
 
 def _mixers(model_type: str) -> str:

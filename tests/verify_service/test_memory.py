@@ -9,6 +9,7 @@ import pytest
 
 from draftwood.config import VerifyConfig
 from draftwood.errors import ConfigError, UnsupportedModelError
+from tests.verify_service.models import FAMILIES, tiny_config
 from verify_service.memory import plan
 from verify_service.service import build
 
@@ -38,6 +39,14 @@ def test_a_plan_needs_no_weights(tmp_path: Path) -> None:
     assert sizes["KV pages"] == 16 * 2 * 2 * 4 * 256 * (1024 + 16)  # layers, K and V, bytes, heads, size, slots
     assert sizes["recurrent states"] == 48 * 2 * (4 * 48 * 128 * 128 + 2 * 3 * (2 * 16 + 48) * 128)
     assert sizes["feature rows"] == 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_a_plan(name: str, tmp_path: Path) -> None:
+    tiny_config(name).save_pretrained(tmp_path)
+    sizes = plan(VerifyConfig(target=str(tmp_path), draft="none", max_batch=2, max_context=64))
+    assert sizes["weights"] > 0
+    assert sizes["KV pages"] + sizes["recurrent states"] > 0
 
 
 def test_twice_the_batch_needs_twice_the_pages() -> None:
