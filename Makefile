@@ -22,7 +22,7 @@ bench: setup  ## tokens per second: plain decoding, chain, tree
 	draftwood bench decode
 
 # Tests that start no services run two at a time, one thread each; the others have the machine to themselves.
-ALONE := tests/core tests/draft_service tests/gateway tests/verify_service
+ALONE := tests/core tests/draft_service tests/gateway tests/triton_kernels tests/verify_service
 
 test: setup  ## every test that needs neither a GPU nor minutes
 	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal $(ALONE)
