@@ -158,3 +158,16 @@ def test_chat_starts_services_of_its_own() -> None:
     result = draftwood("chat", "Why is sleep important?", "--max-tokens", "16")
     assert result.returncode == 0, result.stderr
     assert "16 tokens" in result.stderr
+
+
+def test_bench_prefill_measures_before_beside_and_after(running: Running, tmp_path: Path) -> None:
+    path = tmp_path / "prefill.json"
+    sizes = ("--length", "150", "--running", "2", "--rounds", "1", "--budget", "3")
+    result = draftwood("bench", "prefill", *sizes, "--verify", running.verify, "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    said = json.loads(path.read_text(encoding="utf-8"))
+    assert list(said["rounds"]) == ["none", "ddtree 3"]
+    for (found,) in said["rounds"].values():
+        alone = (found["before_s"] + found["after_s"]) / 2
+        assert found["ratio"] == pytest.approx(found["beside_s"] / alone)
+        assert min(found["before_s"], found["beside_s"], found["after_s"], found["prefill_s"]) > 0

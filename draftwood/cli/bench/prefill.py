@@ -24,46 +24,63 @@ from draftwood.cli.bench.session import STACK_FIELDS, open_session, session_opti
 from draftwood.cli.console import err, out
 from draftwood.cli.launch import run_stoppable
 from draftwood.config import VerifyConfig
+from draftwood.errors import InternalError
 
 ANSWER_TOKENS = 1800  # more than a round takes; what is left is given up
-QUIET_TOKENS = 64  # of each answer, before the prompt comes
+ALONE_TOKENS = 64  # of each answer, before the prompt comes and after it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Median seconds per token of the answers, alone and beside the prompt, and how long the prompt took."""
+    """Median seconds per token of the answers, before, beside and after the prompt, and how long the prompt took."""
 
-    quiet_s: float
+    before_s: float
     beside_s: float
+    after_s: float
     prefill_s: float
+
+    @property
+    def alone_s(self) -> float:
+        """Without the prompt. Answers that run on past their end repeat themselves, which drafts profit from, so that
+        only the mean of before and after says what beside would have been."""
+        return (self.before_s + self.after_s) / 2
 
     @property
     def ratio(self) -> float:
         """How much slower the prompt makes them."""
-        return self.beside_s / self.quiet_s
+        return self.beside_s / self.alone_s
 
 
 class _Answer:
     """One answer's tokens as they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: VerifyClient, prompt: Sequence[int], way: Configuration) -> None:
         self.arrivals: list[tuple[float, int]] = []  # when, and how many
-        self.has_grown = asyncio.Event()
+        self.has_changed = asyncio.Event()
+        self.task = asyncio.create_task(self._read(client, prompt, way))
 
     @property
     def num_tokens(self) -> int:
         return sum(count for _, count in self.arrivals)
 
-    async def read(self, client: VerifyClient, prompt: Sequence[int], way: Configuration) -> None:
-        async with aclosing(client.stream(prompt, way, max_new=ANSWER_TOKENS, ignore_stop=True)) as messages:
-            async for token_ids in messages:
-                self.arrivals.append((time.perf_counter(), len(token_ids)))
-                self.has_grown.set()
+    async def _read(self, client: VerifyClient, prompt: Sequence[int], way: Configuration) -> None:
+        try:
+            async with aclosing(client.stream(prompt, way, max_new=ANSWER_TOKENS, ignore_stop=True)) as messages:
+                async for token_ids in messages:
+                    self.arrivals.append((time.perf_counter(), len(token_ids)))
+                    self.has_changed.set()
+            raise InternalError("an answer ended before the last measurement")
+        finally:
+            self.has_changed.set()
 
-    async def until(self, num_tokens: int) -> None:
-        while self.num_tokens < num_tokens:
-            self.has_grown.clear()
-            await self.has_grown.wait()
+    async def grow(self, num_tokens: int) -> None:
+        """Waits for as many more tokens. Raises what ended the answer before."""
+        goal = self.num_tokens + num_tokens
+        while self.num_tokens < goal:
+            if self.task.done():
+                self.task.result()
+            self.has_changed.clear()
+            await self.has_changed.wait()
 
     def seconds_per_token(self, begin: float, end: float) -> float:
         return (end - begin) / max(sum(count for at, count in self.arrivals if begin < at <= end), 1)
@@ -73,28 +90,24 @@ async def measure_round(
     client: VerifyClient, prompts: Sequence[Sequence[int]], long_prompt: Sequence[int], way: Configuration
 ) -> Round:
     """One answer a prompt, all at once, and then the long prompt beside them."""
-    answers = [_Answer() for _ in prompts]
-    tasks = [
-        asyncio.create_task(answer.read(client, prompt, way)) for answer, prompt in zip(answers, prompts, strict=True)
-    ]
+    answers = [_Answer(client, prompt, way) for prompt in prompts]
     try:
-        await asyncio.gather(*(answer.until(1) for answer in answers))
+        await asyncio.gather(*(answer.grow(1) for answer in answers))
         begin = time.perf_counter()
-        await asyncio.gather(*(answer.until(QUIET_TOKENS) for answer in answers))
+        await asyncio.gather(*(answer.grow(ALONE_TOKENS) for answer in answers))
         sent = time.perf_counter()
         async with aclosing(client.stream(long_prompt, way, max_new=1, ignore_stop=True)) as messages:
             await anext(messages)
         end = time.perf_counter()
-        ended = next((task for task in tasks if task.done()), None)
-        assert ended is None or ended.exception() is not None, "an answer ended before the prompt was prefilled"
-        if ended is not None:
-            ended.result()
+        await asyncio.gather(*(answer.grow(ALONE_TOKENS) for answer in answers))
+        later = time.perf_counter()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    quiet, beside = ([answer.seconds_per_token(a, b) for answer in answers] for a, b in ((begin, sent), (sent, end)))
-    return Round(quiet_s=median(quiet), beside_s=median(beside), prefill_s=end - sent)
+        for answer in answers:
+            answer.task.cancel()
+        await asyncio.gather(*(answer.task for answer in answers), return_exceptions=True)
+    spans = ((begin, sent), (sent, end), (end, later))
+    before, beside, after = (median(answer.seconds_per_token(*span) for answer in answers) for span in spans)
+    return Round(before_s=before, beside_s=beside, after_s=after, prefill_s=end - sent)
 
 
 @click.command()
@@ -113,7 +126,7 @@ def prefill(
     """What a long prompt costs the answers beside it.
 
     Some answers are decoded together; then the long prompt comes, and each answer's time per token until the prompt is
-    in the caches is compared with that before. Medians over the answers, and of these over the rounds.
+    in the caches is compared with the mean of before and after. Medians over the answers, and of these over the rounds.
 
     \b
     Examples:
@@ -124,7 +137,7 @@ def prefill(
     results = run_stoppable(_prefill(texts, length, running, rounds, budget, values))
     table = Table("", "ms a token\nalone", "ms a token\nbeside it", "ratio", "prompt\nseconds")
     for name, found in results.items():
-        quiet, beside = (1e3 * median(getattr(r, field) for r in found) for field in ("quiet_s", "beside_s"))
+        quiet, beside = (1e3 * median(getattr(r, field) for r in found) for field in ("alone_s", "beside_s"))
         ratio, seconds = median(r.ratio for r in found), median(r.prefill_s for r in found)
         table.add_row(name, f"{quiet:.2f}", f"{beside:.2f}", f"{ratio:.2f}", f"{seconds:.2f}")
     out.print(table)
