@@ -14,6 +14,7 @@ from draft_service.server import DraftServer, load
 from draft_service.telemetry import Telemetry
 from draftwood.config import DraftConfig
 from draftwood.errors import DraftwoodError
+from draftwood.garbage import freeze_startup
 from draftwood.security import Security
 
 
@@ -33,6 +34,7 @@ async def serve(config: DraftConfig) -> None:
     telemetry = Telemetry.start(config, loaded.drafter)
     server = DraftServer(loaded, worker, telemetry=telemetry, security=security)
     await server.start(config.host, config.port)
+    freeze_startup()
     what = f"{loaded.handshake.model.model_id}, {loaded.dtype}, {loaded.num_threads} threads"
     sys.stdout.write(f"draft service ready on {config.host}:{server.port} ({what})\n")
     sys.stdout.flush()

@@ -8,6 +8,7 @@ import uvloop
 
 from draftwood.config import GatewayConfig
 from draftwood.errors import DraftwoodError
+from draftwood.garbage import freeze_startup
 from gateway.served_model import ServedModel
 from gateway.server import Server
 
@@ -29,6 +30,7 @@ async def serve(server: Server) -> None:
     """Serves until a signal; says on standard output when requests are accepted."""
 
     def on_ready() -> None:
+        freeze_startup()
         sys.stdout.write(f"gateway ready on {server.address}/v1 (model {server.model_name})\n")
         sys.stdout.flush()
 

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError, UnavailableError
+from draftwood.garbage import freeze_startup
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.engine import PATIENCE_S
 from verify_service.request_watch import RequestWatch
@@ -102,6 +103,7 @@ def main(args: list[str] | None = None) -> int:
     try:
         service = build(config)
         warm_up(service, compile_steps=config.compile)
+        freeze_startup()
         uvloop.run(serve(config, service))
     except DraftwoodError as error:
         sys.stderr.write(f"error: {error.message}\n")
