@@ -51,11 +51,16 @@ def use_threads(count: int) -> None:
 
 
 def compiled(
-    function: Callable[P, R], *, enabled: bool, dynamic: bool | None = None, threaded_loops: bool = False
+    function: Callable[P, R],
+    *,
+    enabled: bool,
+    dynamic: bool | None = None,
+    threaded_loops: bool = False,
+    cpp_wrapper: bool = True,
 ) -> Callable[P, R]:
-    """One inductor graph per shape, called from C++ without the interpreter's lock; guards on modules are off, they
-    cost 0.4 ms a call. Fused loops stay on one thread unless they are long: a fork and join of OpenMP workers costs
-    more than a short loop does."""
+    """One inductor graph per shape, by default called from C++ without the interpreter's lock; guards on modules are
+    off, they cost 0.4 ms a call. Fused loops stay on one thread unless they are long: a fork and join of OpenMP workers
+    costs more than a short loop does."""
     if not enabled:
         return function
     with warnings.catch_warnings():
@@ -63,7 +68,7 @@ def compiled(
         allow_packed_products()
         logging.getLogger("torch._inductor.ir").setLevel(logging.ERROR)  # its warnings are about what torch lacks
         skip = torch.compiler.skip_guard_on_all_nn_modules_unsafe
-        options: dict[str, Any] = {"guard_filter_fn": skip, "cpp_wrapper": True}
+        options: dict[str, Any] = {"guard_filter_fn": skip, "cpp_wrapper": cpp_wrapper}
         if not threaded_loops:
             options["cpp.min_chunk_size"] = 1 << 30
         return torch.compile(function, fullgraph=True, dynamic=dynamic, options=options)

@@ -66,8 +66,3 @@ class Committer:
         state = self.pools.states[:, state_slot]
         for i in range(path.shape[0]):
             replay(state, k[i], v[i], g[i], beta[i])
-
-    def reset(self, state_slot: int) -> None:
-        """Empties a slot for a new sequence."""
-        self.pools.states[:, state_slot].zero_()
-        self.pools.windows[:, state_slot].zero_()

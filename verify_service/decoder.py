@@ -8,47 +8,54 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from draftwood.noise import NoiseCache
 from draftwood.tree import DraftTree
 from verify_service.acceptance import Accepted, Finish, accept
-from verify_service.cache.pages import SCRATCH_SLOT
-from verify_service.cache.pools import Pools
-from verify_service.commit import Committer
+from verify_service.cache.pools import Pools, reset_slot
 from verify_service.drafter import Drafter, Drafts
 from verify_service.draws import NodeDraws, log_probs_of, logits_row
-from verify_service.features import FeatureProjector
 from verify_service.observer import SequenceStep, StepObserver
 from verify_service.request import Finished, StageTimes, Started, TokenLogProbs, Tokens, Trace
 from verify_service.sequence import Sequence
 from verify_service.shadow import chain_of, tree_of, union_of
-from verify_service.step import StepRow, derive
-from verify_service.target.model import PassOutputs, TargetModel
+from verify_service.target.spec import TargetSpec
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class Walk:
+    """What became of one sequence's tree."""
+
     tree: DraftTree  # what was walked: in shadow-linear mode the chain
     accepted: Accepted
     log_probs: tuple[TokenLogProbs, ...]
     shadow_path: tuple[int, ...] = ()  # nodes of the verified tree
 
 
-class Decoder:
-    """Runs on the engine's thread."""
+class Logits(Protocol):
+    """A target model, as far as every decoder knows it."""
 
-    def __init__(
-        self, model: TargetModel, pools: Pools, committer: Committer, projector: FeatureProjector | None
-    ) -> None:
-        self.model, self.pools, self.committer, self.projector = model, pools, committer, projector
+    spec: TargetSpec
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., H] to [..., vocabulary]."""
+        ...
+
+
+class Decoder(ABC):
+    """What does not depend on how passes run. Runs on the engine's thread."""
+
+    def __init__(self, model: Logits, pools: Pools) -> None:
+        self.target, self.pools = model, pools
         self.noise = NoiseCache(model.spec.vocab_size)
         self.debug_steps = False
         self.observer = StepObserver()
@@ -59,27 +66,23 @@ class Decoder:
         sequence.admitted_at = time.perf_counter()
         sequence.stats.queue_s = sequence.admitted_at - sequence.arrived_at
         sequence.stats.num_prompt_tokens = len(sequence.request.prompt)
-        self.committer.reset(sequence.state_slot)
+        reset_slot(self.pools, sequence.state_slot)
 
+    @abstractmethod
     def prefill(self, parts: Seq[tuple[Sequence, int]]) -> None:
         """Brings the next tokens of some prompts into the caches in one pass, so many of each."""
-        batch = [sequence for sequence, _ in parts]
-        rows = [self._prompt_row(sequence, length) for sequence, length in parts]
-        outputs = self.model.run(derive(rows, taps=self.model.spec.taps, scratch_slot=SCRATCH_SLOT), self.pools)
-        for i, (sequence, row) in enumerate(zip(batch, rows, strict=True)):
-            num_tokens = row.tree.num_nodes
-            self._commit(sequence, i, tuple(range(num_tokens)), outputs)
-            hidden = outputs.hidden[i, :num_tokens]
-            if sequence.request.num_prompt_log_probs is not None:
-                self._prompt_log_probs(sequence, sequence.base_length, hidden)
-            sequence.base_length += num_tokens
-            if sequence.is_prefilled:
-                self._prefill_hidden[sequence.sequence_id] = hidden[-1:].clone()
 
-    def _prompt_row(self, sequence: Sequence, length: int) -> StepRow:
-        base = sequence.base_length
-        part = sequence.request.prompt[base : base + length]
-        return StepRow(DraftTree.chain(part[0], part[1:]), base, sequence.slots, sequence.state_slot)
+    @abstractmethod
+    def _verify(self, batch: Seq[Sequence], trees: Seq[DraftTree], started: float) -> tuple[list[Walk], StageTimes]:
+        """Verifies the trees, walks them and commits what was accepted; the times of these stages."""
+
+    def _prefilled(self, sequence: Sequence, hidden: Tensor) -> None:
+        """Takes note of a committed chunk: final hidden states [P, H] of its tokens."""
+        if sequence.request.num_prompt_log_probs is not None:
+            self._prompt_log_probs(sequence, sequence.base_length, hidden)
+        sequence.base_length += hidden.shape[0]
+        if sequence.is_prefilled:
+            self._prefill_hidden[sequence.sequence_id] = hidden[-1:].clone()
 
     def first_token(self, sequence: Sequence) -> Finished | None:
         """Draws the token after the prompt and sends it; returns the end where the answer ends with it."""
@@ -87,7 +90,7 @@ class Decoder:
         # A tree whose root is the prompt's last token, already committed: the draw's position is base_length.
         tree = DraftTree.root_only(sequence.request.prompt[-1])
         sequence.base_length -= 1
-        walk = self._walk(sequence, tree, self.model.logits(hidden))
+        walk = self._walk(sequence, tree, self.target.logits(hidden))
         sequence.base_length += 1
         now = time.perf_counter()
         sequence.first_token_at = now
@@ -98,29 +101,10 @@ class Decoder:
     def step(self, batch: Seq[Sequence], drafter: Drafter) -> tuple[list[tuple[Sequence, Finished]], int]:
         """One step for the whole batch; returns the answers that ended, not yet sent, and the number of fallbacks."""
         drafts = drafter.draft(batch, self.observer.begin(batch))
-        t0 = time.perf_counter()
+        started = time.perf_counter()
         trees = [self._tree(sequence, drafts) for sequence in batch]
-        rows = [StepRow(t, s.base_length, s.slots, s.state_slot) for t, s in zip(trees, batch, strict=True)]
-        inputs = derive(rows, taps=self.model.spec.taps, scratch_slot=SCRATCH_SLOT)
-        t1 = time.perf_counter()
-        outputs = self.model.run(inputs, self.pools)
-        logits = self.model.logits(outputs.hidden[:, : max(t.num_nodes for t in trees)])
-        t2 = time.perf_counter()
-        walks = [self._walk(s, t, logits[i]) for i, (s, t) in enumerate(zip(batch, trees, strict=True))]
-        t3 = time.perf_counter()
-        for i, (sequence, walk) in enumerate(zip(batch, walks, strict=True)):
-            if walk.accepted.finish is None:
-                self._commit(sequence, i, walk.accepted.path, outputs)
-        t4 = time.perf_counter()
-        times = StageTimes(
-            draft=drafts.wait,
-            tree=t1 - t0,
-            verify=t2 - t1,
-            accept=t3 - t2,
-            commit=t4 - t3,
-            drafter_busy=drafts.busy,
-            transport=drafts.transport,
-        )
+        walks, times = self._verify(batch, trees, started)
+        times = replace(times, draft=drafts.wait, drafter_busy=drafts.busy, transport=drafts.transport)
         finished: list[tuple[Sequence, Finished]] = []
         steps: list[SequenceStep] = []
         num_fallbacks = 0
@@ -149,7 +133,7 @@ class Decoder:
             return DraftTree.root_only(sequence.root)
         return union_of(tree, request.tree_budget) if request.shadow_linear else tree.prefix(request.tree_budget)
 
-    def _walk(self, sequence: Sequence, tree: DraftTree, logits: Tensor) -> _Walk:
+    def _walk(self, sequence: Sequence, tree: DraftTree, logits: Tensor) -> Walk:
         request = sequence.request
         draws = NodeDraws(sequence, tree, logits, request.stop_token_ids, self.noise)
 
@@ -157,26 +141,14 @@ class Decoder:
             return accept(part, draw, stop_token_ids=request.stop_token_ids, max_tokens=max(sequence.num_remaining, 1))
 
         if not (request.shadow_linear and tree.num_nodes > 1):
-            return _Walk(tree, walk(tree, draws), tuple(draws.log_probs))
+            return Walk(tree, walk(tree, draws), tuple(draws.log_probs))
         chain, (shadow, nodes) = chain_of(tree, request.tree_budget), tree_of(tree, request.tree_budget)
         accepted = walk(chain, draws)
         log_probs = tuple(draws.log_probs)
         path = walk(shadow, lambda node: draws(nodes[node])).path
-        return _Walk(chain, accepted, log_probs, tuple(nodes[node] for node in path))
+        return Walk(chain, accepted, log_probs, tuple(nodes[node] for node in path))
 
-    def _commit(self, sequence: Sequence, row: int, path: tuple[int, ...], outputs: PassOutputs) -> None:
-        features = None
-        # A request without drafts needs no rows; all others have them, drafter or no drafter, for the one to come.
-        if self.projector is not None and outputs.taps is not None and sequence.request.algorithm != "none":
-            taps = outputs.taps[row]
-            if len(path) != taps.shape[0]:
-                taps = taps.index_select(0, torch.tensor(path))
-            features = self.projector.project(taps)
-        base = sequence.base_length
-        slots = sequence.slots[base : base + len(path)]
-        self.committer.commit(outputs.stash, row, path, slots, sequence.state_slot, features)
-
-    def _deliver(self, sequence: Sequence, walk: _Walk, trace: Trace | None) -> Finished | None:
+    def _deliver(self, sequence: Sequence, walk: Walk, trace: Trace | None) -> Finished | None:
         """Sends the tokens; returns the end where the answer ends, to be sent once everything is free."""
         accepted = walk.accepted
         sequence.answer.extend(accepted.tokens)
@@ -194,7 +166,7 @@ class Decoder:
     def _prompt_log_probs(self, sequence: Sequence, base: int, hidden: Tensor) -> None:
         """Log-probabilities of the prompt's tokens that this chunk's rows predict."""
         prompt, num_top = sequence.request.prompt, sequence.request.num_prompt_log_probs or 0
-        logits = self.model.logits(hidden)
+        logits = self.target.logits(hidden)
         for i in range(hidden.shape[0]):
             position = base + i + 1
             if position < len(prompt):

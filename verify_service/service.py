@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import random
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,12 +21,17 @@ from draftwood.v1 import verify_pb2
 from verify_service.cache.pages import PageAllocator, SlotAllocator
 from verify_service.cache.pools import Pools, allocate_pools
 from verify_service.commit import Committer
+from verify_service.cuda.decoder import GraphDecoder
+from verify_service.cuda.kernel_set import KernelSet
+from verify_service.cuda.programs import Graphs
+from verify_service.cuda.target import RowTarget
 from verify_service.decoder import Decoder
 from verify_service.defaults import Defaults
 from verify_service.draft_client import DraftClient, Expected
 from verify_service.drafter import Drafter
 from verify_service.engine import Engine
 from verify_service.features import FeatureProjector, load_projector
+from verify_service.pass_decoder import PassDecoder
 from verify_service.request import Limits
 from verify_service.scheduler import Scheduler
 from verify_service.servicer import TargetFacts
@@ -51,8 +58,11 @@ class Service:
     description: str
 
 
-def build(config: VerifyConfig) -> Service:
-    """Loads and allocates everything. Raises a DraftwoodError naming the setting, layer or tensor at fault."""
+def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
+    """Loads and allocates everything. Raises a DraftwoodError naming the setting, layer or tensor at fault.
+
+    With `kernels`, steps run as graphs of those over static buffers, which a GPU's always do.
+    """
     security = Security.load(config)
     device = pick_device(config)
     dtype = pick_dtype(config, device)
@@ -61,19 +71,13 @@ def build(config: VerifyConfig) -> Service:
     model, spec = load_target(directory, dtype, device, allow_unsafe=config.allow_hybrid_unsafe)
     max_context = longest_context(config, spec)
     projector = _projector(config, spec, dtype, device)
-    target = TargetModel(
-        model,
-        spec,
-        tap_layer_ids=projector.target_layer_ids if projector else (),
-        max_context=max_context,
-        compile_steps=config.compile,
-    )
     pages, slots = cache_sizes(config, max_context)
     feature_size = projector.hidden_size if projector else 0
     if device.type == "cpu":
         _check_memory(config, max_context, cache_pools(spec, pages, slots, feature_size, dtype, META))
     pools = cache_pools(spec, pages, slots, feature_size, dtype, device)
-    decoder = Decoder(target, pools, Committer(pools, spec.recurrent, compile_steps=config.compile), projector)
+    make = _pass_decoder if kernels is None else partial(_graph_decoder, kernels=kernels)
+    decoder = make(config, model, spec, pools, projector, max_context)
     decoder.debug_steps = config.debug_metrics
     scheduler = Scheduler(pages, slots, max_batch=config.max_batch, max_queue=config.max_queue)
     client = _draft_client(config, security, directory, spec, projector)
@@ -87,6 +91,55 @@ def build(config: VerifyConfig) -> Service:
         TargetFacts(_target_model(spec, name, directory, dtype, max_context, projector), random.getrandbits(63)),
         security,
         f"{name}, {str(dtype).removeprefix('torch.')}, {torch.get_num_threads()} threads",
+    )
+
+
+def _pass_decoder(
+    config: VerifyConfig,
+    model: Any,
+    spec: TargetSpec,
+    pools: Pools,
+    projector: FeatureProjector | None,
+    max_context: int,
+) -> Decoder:
+    target = TargetModel(
+        model,
+        spec,
+        tap_layer_ids=projector.target_layer_ids if projector else (),
+        max_context=max_context,
+        compile_steps=config.compile,
+    )
+    return PassDecoder(target, pools, Committer(pools, spec.recurrent, compile_steps=config.compile), projector)
+
+
+def _graph_decoder(
+    config: VerifyConfig,
+    model: Any,
+    spec: TargetSpec,
+    pools: Pools,
+    projector: FeatureProjector | None,
+    max_context: int,
+    *,
+    kernels: KernelSet,
+) -> Decoder:
+    target = RowTarget(
+        model,
+        spec,
+        pools,
+        kernels,
+        tap_layer_ids=projector.target_layer_ids if projector else (),
+        max_context=max_context,
+        page_size=config.page_size,
+        compile_steps=config.compile,
+    )
+    return GraphDecoder(
+        target,
+        projector,
+        Graphs(target.device, enabled=target.is_capturable),
+        max_batch=config.max_batch,
+        max_nodes=config.max_tree_budget + 1,
+        max_context=max_context,
+        prefill_tokens=config.prefill_tokens,
     )
 
 

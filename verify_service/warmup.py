@@ -9,7 +9,9 @@ import torch
 
 from draftwood.tree import DraftTree
 from verify_service.cache.pages import SCRATCH_SLOT
-from verify_service.decoder import Decoder
+from verify_service.cache.pools import reset_slot
+from verify_service.cuda.decoder import GraphDecoder
+from verify_service.pass_decoder import PassDecoder
 from verify_service.service import Service
 from verify_service.step import StepRow, derive
 
@@ -20,6 +22,10 @@ log = logging.getLogger(__name__)
 def warm_up(service: Service, *, compile_steps: bool) -> None:
     """Passes of one and of several sequences, of lone roots and of trees, on scratch slots."""
     decoder, scheduler = service.engine.decoder, service.engine.scheduler
+    if isinstance(decoder, GraphDecoder):
+        decoder.warm_up()
+        return
+    assert isinstance(decoder, PassDecoder)
     if compile_steps:
         log.info(
             "compiling steps: three to five minutes on two cores at the first start, half a minute to a minute from "
@@ -39,10 +45,10 @@ def warm_up(service: Service, *, compile_steps: bool) -> None:
         )
         _pass(decoder, b, n, scheduler.pages.page_size)
     decoder.model.is_warming = False
-    decoder.committer.reset(0)
+    reset_slot(decoder.pools, 0)
 
 
-def _pass(decoder: Decoder, b: int, nodes: int, page_size: int) -> None:
+def _pass(decoder: PassDecoder, b: int, nodes: int, page_size: int) -> None:
     """A pass and a commit of one token over nothing but scratch."""
     slots = np.arange(page_size) + SCRATCH_SLOT
     rows = [StepRow(DraftTree.chain(0, [0] * (nodes - 1)), 1, slots, 0)] * b

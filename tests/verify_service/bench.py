@@ -15,6 +15,8 @@ from draftwood.config import VerifyConfig
 from draftwood.tree import DraftTree
 from tests.verify_service.harness import ScriptedDrafter
 from verify_service.cache.pages import SCRATCH_SLOT
+from verify_service.cache.pools import Pools
+from verify_service.cuda.kernel_set import KernelSet
 from verify_service.request import Event, Finished, Request
 from verify_service.sequence import Sequence
 from verify_service.service import build
@@ -40,11 +42,12 @@ def config_of(target: Path | str, **changes: Any) -> VerifyConfig:
 class Bench:
     """A built service's decoder, driven step by step."""
 
-    def __init__(self, config: VerifyConfig) -> None:
-        self.service = build(config)
+    def __init__(self, config: VerifyConfig, kernels: KernelSet | None = None) -> None:
+        self.service = build(config, kernels=kernels)
         self.engine = self.service.engine
-        self.decoder, self.scheduler = self.engine.decoder, self.engine.scheduler
-        self.pools = self.decoder.pools
+        self.decoder: Any = self.engine.decoder  # a PassDecoder, or with kernels a GraphDecoder
+        self.scheduler = self.engine.scheduler
+        self.pools: Pools = self.decoder.pools
         self.last_stash: Stash | None = None  # the model's own buffers
         self._next_id = 0
 

@@ -43,3 +43,9 @@ def allocate_pools(
         states=torch.zeros(state, device=device),
         windows=torch.zeros(layers, num_states, shape.taps - 1, shape.channels, device=device, dtype=dtype),
     )
+
+
+def reset_slot(pools: Pools, state_slot: int) -> None:
+    """Empties a state slot for a new sequence."""
+    pools.states[:, state_slot].zero_()
+    pools.windows[:, state_slot].zero_()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -47,9 +47,14 @@ def fused_norm(norm: nn.Module) -> nn.Module:
     return norm
 
 
-def fuse_layer(layer: Any, index: int, mixers: tuple[str, ...]) -> bool:
-    """Swaps the layer's parts in place; returns whether all of it can be compiled as one graph. Raises
-    UnsupportedModelError where a recurrent mixer has no adapter."""
+def fuse_layer(
+    layer: Any,
+    index: int,
+    mixers: tuple[str, ...],
+    adapters: Mapping[str, Callable[[Any], nn.Module]] | None = None,
+) -> bool:
+    """Swaps the layer's parts in place; returns whether all of it can be compiled as one graph. `adapters` by kind of
+    mixer take the place of the CPU's. Raises UnsupportedModelError where a recurrent mixer has no adapter."""
     if OTHER in mixers:
         return False
     parts = dict(layer.named_children())
@@ -60,14 +65,21 @@ def fuse_layer(layer: Any, index: int, mixers: tuple[str, ...]) -> bool:
             name = next(name for name in ATTENTION_NAMES if name in parts)
             _fuse_attention(parts.pop(name))
         else:
-            _adapt(layer, index, kind, parts)
+            classes, adapter = ADAPTERS[kind]
+            _adapt(layer, index, kind, parts, classes, adapters[kind] if adapters else adapter)
     are_dense = [_fuse_feed_forward(layer, name, part) for name, part in parts.items()]
     return all(are_dense)
 
 
-def _adapt(layer: Any, index: int, kind: str, parts: dict[str, nn.Module]) -> None:
+def _adapt(
+    layer: Any,
+    index: int,
+    kind: str,
+    parts: dict[str, nn.Module],
+    classes: frozenset[str],
+    adapter: Callable[[Any], nn.Module],
+) -> None:
     """Puts the adapter in the place of the layer's recurrent mixer, and takes that out of `parts`."""
-    classes, adapter = ADAPTERS[kind]
     for name, part in parts.items():
         if type(part).__name__ in classes:
             setattr(layer, name, adapter(parts.pop(name)))

@@ -39,8 +39,11 @@ def kind_of(layer: nn.Module) -> str:
 class Stretches:
     """Cuts layers into stretches. `kinds` tells layers apart whose graphs differ; None: a layer of no graph."""
 
-    def __init__(self, layers: Sequence[Any], kinds: Sequence[str | None], *, compile_steps: bool) -> None:
-        self.layers, self.kinds, self.compile_steps = layers, kinds, compile_steps
+    def __init__(
+        self, layers: Sequence[Any], kinds: Sequence[str | None], *, compile_steps: bool, cpp_wrapper: bool = True
+    ) -> None:
+        self.layers, self.kinds = layers, kinds
+        self.compile_steps, self.cpp_wrapper = compile_steps, cpp_wrapper
         self._graphs: dict[tuple[str | None, ...], Callable[..., list[Tensor]]] = {}
 
     def cut(self, length: int) -> list[Stretch]:
@@ -59,7 +62,8 @@ class Stretches:
         if None in kinds:
             return _run
         if kinds not in self._graphs:
-            self._graphs[kinds] = compiled(_run_of_its_own(str(len(self._graphs))), enabled=self.compile_steps)
+            run = _run_of_its_own(str(len(self._graphs)))
+            self._graphs[kinds] = compiled(run, enabled=self.compile_steps, cpp_wrapper=self.cpp_wrapper)
         return self._graphs[kinds]
 
 
@@ -67,7 +71,7 @@ def _run(
     layers: Sequence[Any],
     hidden: Tensor,  # [B, N, H]
     rope: Rope | dict[str, Rope] | None,
-    step: StepInputs,
+    step: StepInputs | None,
     extra: Sequence[dict[str, Any]],
 ) -> list[Tensor]:  # [B, N, H] each
     """The residual stream after each layer."""
