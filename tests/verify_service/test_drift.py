@@ -6,6 +6,7 @@ import random
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import torch
 
 from draftwood.tree import DraftTree
@@ -53,17 +54,28 @@ def check_mix(accepted: list[int], num_steps: int) -> None:
     assert any(a >= 3 and b == 0 for a, b in pairwise(accepted))
 
 
+def check_drift(bench: Bench, num_tokens: int, num_steps: int) -> None:
+    prompt = [5, 77, 130, 9]
+    length = len(prompt) + num_tokens
+    plain = bench.begin(prompt, 1500, algorithm="ddtree")
+    bench.decode(plain, length)
+    drafted = bench.begin(prompt, 1500, algorithm="ddtree", tree_budget=63)
+    check_mix(mixed_steps(bench, drafted, plain, length, seed=1), num_steps)
+    check_equal(bench, drafted, plain)
+
+
 def test_300_mixed_steps_of_a_tiny_hybrid(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     layers = ["linear_attention", "full_attention", "linear_attention"]
     save_tiny("qwen3_5_text", tmp_path, max_position_embeddings=2048, num_hidden_layers=3, layer_types=layers)
-    bench = Bench(config_of(tmp_path))
-    prompt, length = [5, 77, 130, 9], 720
-    plain = bench.begin(prompt, 1500, algorithm="ddtree")
-    bench.decode(plain, length)
-    drafted = bench.begin(prompt, 1500, algorithm="ddtree", tree_budget=63)
-    check_mix(mixed_steps(bench, drafted, plain, length, seed=1), 300)
-    check_equal(bench, drafted, plain)
+    check_drift(Bench(config_of(tmp_path)), 716, 300)
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "falcon_h1", "lfm2"])
+def test_mixed_steps_of_other_recurrences(tmp_path: Path, family: str) -> None:
+    torch.set_num_threads(1)
+    save_tiny(family, tmp_path, max_position_embeddings=2048)
+    check_drift(Bench(config_of(tmp_path)), 240, 90)
 
 
 def test_mixed_steps_of_the_embedded_pair() -> None:
