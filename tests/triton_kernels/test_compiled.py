@@ -12,9 +12,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tests.triton_kernels.compiled_kernels import ENTRIES, SHARED_LIMIT, Entry
+from tests.triton_kernels import compiled_kernels
+from tests.triton_kernels.compiled_kernels import SHARED_LIMIT, Entry
+from tests.triton_kernels.compiled_sampling import SAMPLING
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+ENTRIES = (*compiled_kernels.ENTRIES, *SAMPLING)
 CASES = [(entry, architecture) for entry in ENTRIES for architecture in entry.architectures]
 
 
@@ -32,7 +35,7 @@ def compiled(entry: Entry, architecture: int) -> Any:
             if name not in entry.constants and entry.types[name].startswith("*")
         },
     )
-    options = {"num_warps": entry.num_warps, "num_stages": entry.num_stages}
+    options = {"num_warps": entry.num_warps, "num_stages": entry.num_stages, "enable_fp_fusion": True}
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 
 

@@ -1,0 +1,1 @@
+"""Triton functions that kernels of several services are made of."""

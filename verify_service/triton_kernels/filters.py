@@ -1,0 +1,279 @@
+"""Top-k, top-p and min-p as one threshold a row, found without sorting the vocabulary.
+
+A token's rank is one integer: its scaled logit, then its id, lower ids above. What the three filters keep together are
+the tokens whose rank is at least some limit, so that the draw needs the limit alone. Two looks at a row, split over
+programs:
+
+    the largest logit of every group of GROUP tokens, and the mass. The k-th of these peaks is a floor under the k-th
+    of all logits, and mostly close to it;
+    the tokens from that floor upwards, gathered in any order. One program then bisects among them: for top-k on how
+    many there are above, for top-p on their mass.
+
+Where the tokens that matter are more than CAPACITY (a top-k of thousands, a flat row) that program bisects over the
+whole row, which takes up to fifty passes over it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from draftwood.errors import UnsupportedModelError
+
+LEAST_TEMPERATURE = 1e-5
+CAPACITY = 4096
+MAX_SPLITS = 256
+BLOCK, NUM_WARPS = 4096, 8
+MAX_PEAKS = 4096
+NUCLEUS = 1024  # peaks above the floor where there is no top-k
+_LOWEST = tl.constexpr(-(2**63) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterWorkspace:
+    """Scratch memory, kept between calls; `gathered` and `arrived` are zero before and after each."""
+
+    limits: Tensor  # [rows] int64: the least rank that is kept
+    peaks: Tensor  # [rows, MAX_PEAKS] float32
+    partial: Tensor  # [rows, 2, MAX_SPLITS] float32: largest logit and mass of each split
+    floor: Tensor  # [rows] int32: the order of the least logit that is gathered
+    mass: Tensor  # [rows, 2] float64: largest logit of the row, mass relative to it
+    ranks: Tensor  # [rows, CAPACITY] int64
+    gathered: Tensor  # [rows] int32
+    arrived: Tensor  # [rows] int32
+
+
+def filter_workspace(rows: int, device: torch.device) -> FilterWorkspace:
+    """For at most `rows` rows."""
+
+    def new(*size: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.zeros(size, dtype=dtype, device=device)
+
+    return FilterWorkspace(
+        limits=new(rows, dtype=torch.int64),
+        peaks=new(rows, MAX_PEAKS, dtype=torch.float32),
+        partial=new(rows, 2, MAX_SPLITS, dtype=torch.float32),
+        floor=new(rows),
+        mass=new(rows, 2, dtype=torch.float64),
+        ranks=new(rows, CAPACITY, dtype=torch.int64),
+        gathered=new(rows),
+        arrived=new(rows),
+    )
+
+
+@triton.jit
+def scale(x, temperature):
+    """Logits over the temperature as numpy divides; zeros have one sign."""
+    scaled = tl.div_rn(x, temperature + tl.zeros_like(x))
+    return tl.where(scaled == 0.0, 0.0, scaled)
+
+
+@triton.jit
+def order_of(value):
+    """An int32 that is ordered as the float32 is."""
+    bits = value.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def rank_of(value, ids):
+    """The rank of tokens, int64: larger logits above smaller ones, then lower ids above higher ones."""
+    return (order_of(value).to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
+
+
+@triton.jit
+def _value_of(rank):
+    """The scaled logit in a rank."""
+    order = (rank >> 32).to(tl.int32)
+    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _is_filtered(temperature, top_k, top_p, min_p, V, LEAST: tl.constexpr):
+    return (temperature >= LEAST) & (((top_k > 0) & (top_k < V)) | (top_p < 1.0) | (min_p > 0.0))
+
+
+@triton.jit
+def _tile(logits, row, row_stride, temperature, first, V, BLOCK: tl.constexpr):
+    """Scaled logits and ids of a tile, -inf past the end."""
+    ids = first + tl.arange(0, BLOCK)
+    x = tl.load(logits + row.to(tl.int64) * row_stride + ids, mask=ids < V, other=float("-inf"))
+    return scale(x.to(tl.float32), temperature), ids
+
+
+@triton.jit
+def _survey_kernel(
+    logits, num_nodes, temperature, top_k, top_p, min_p, limits, peaks, partial, floor, mass, arrived,
+    row_stride, N, V, MAX_SPLITS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, MAX_PEAKS: tl.constexpr,
+    LEAST: tl.constexpr, NUCLEUS: tl.constexpr,
+):  # fmt: skip
+    """Grid (splits, B * N)."""
+    split, row, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    b = row // N
+    t, k, p, least = tl.load(temperature + b), tl.load(top_k + b), tl.load(top_p + b), tl.load(min_p + b)
+    if _is_filtered(t, k, p, least, V, LEAST) & (row % N < tl.load(num_nodes + b)):
+        x, _ = _tile(logits, row, row_stride, t, split * BLOCK, V, BLOCK)
+        tops = tl.max(tl.reshape(x, [BLOCK // GROUP, GROUP]), 1)
+        tl.store(peaks + row * MAX_PEAKS + split * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP), tops)
+        largest = tl.max(tops, 0)
+        shifted = tl.where(x > float("-inf"), x - largest, float("-inf"))
+        tl.store(partial + row * 2 * MAX_SPLITS + split, largest)
+        tl.store(partial + row * 2 * MAX_SPLITS + MAX_SPLITS + split, tl.sum(tl.exp(shifted), 0))
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + row, 1) == splits - 1:
+            lane = tl.arange(0, MAX_SPLITS)
+            at = partial + row * 2 * MAX_SPLITS + lane
+            heads = tl.load(at, mask=lane < splits, other=float("-inf"), cache_modifier=".cg")
+            sums = tl.load(at + MAX_SPLITS, mask=lane < splits, other=0.0, cache_modifier=".cg").to(tl.float64)
+            top = tl.max(heads, 0)
+            parts = tl.where(heads > float("-inf"), sums * tl.exp((heads - top).to(tl.float64)), 0.0)
+            tl.store(mass + row * 2, top.to(tl.float64))
+            tl.store(mass + row * 2 + 1, tl.sum(parts, 0))
+            i = tl.arange(0, MAX_PEAKS)
+            has_peak = i < splits * (BLOCK // GROUP)
+            all_peaks = tl.load(peaks + row * MAX_PEAKS + i, mask=has_peak, other=float("-inf"), cache_modifier=".cg")
+            orders = order_of(all_peaks)
+            wanted = tl.where((k > 0) & (k < V), k, NUCLEUS)
+            low = order_of(tl.full([], float("-inf"), tl.float32)).to(tl.int64)
+            high = order_of(top).to(tl.int64) + 1
+            while high - low > 1:  # at least `wanted` peaks are not below `low`
+                middle = (low + high) >> 1
+                is_enough = tl.sum((orders >= middle).to(tl.int32), 0) >= wanted
+                low = tl.where(is_enough, middle, low)
+                high = tl.where(is_enough, high, middle)
+            tl.store(floor + row, low.to(tl.int32))
+            tl.store(arrived + row, 0)
+    elif split == 0:
+        tl.store(limits + row, _LOWEST)
+
+
+@triton.jit
+def _measure(
+    listed, is_listed, logits, row, row_stride, temperature, V, low, floor, top, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """How many tokens have a rank of at least `low`, and the mass of those whose rank is also at least `floor`."""
+    count = tl.zeros([], tl.int32)
+    total = tl.zeros([], tl.float64)
+    if is_listed:
+        is_in = listed >= low
+        count = tl.sum(is_in.to(tl.int32), 0)
+        weights = tl.exp((_value_of(listed) - top.to(tl.float32)).to(tl.float64))
+        total = tl.sum(tl.where(is_in & (listed >= floor), weights, 0.0), 0)
+    else:
+        counts = tl.zeros([BLOCK], tl.int32)
+        masses = tl.zeros([BLOCK], tl.float64)
+        for first in range(0, V, BLOCK):
+            x, ids = _tile(logits, row, row_stride, temperature, first, V, BLOCK)
+            ranks = rank_of(x, ids)
+            is_in = (ranks >= low) & (x > float("-inf"))
+            counts += is_in.to(tl.int32)
+            masses += tl.where(is_in & (ranks >= floor), tl.exp(x - top.to(tl.float32)), 0.0).to(tl.float64)
+        count = tl.sum(counts, 0)
+        total = tl.sum(masses, 0)
+    return count, total
+
+
+@triton.jit
+def _middle(low, high):
+    return (low >> 1) + (high >> 1) + (low & high & 1)
+
+
+@triton.jit
+def _threshold_kernel(
+    logits, num_nodes, temperature, top_k, top_p, min_p, limits, floor, mass, ranks, gathered, arrived,
+    row_stride, N, V, BLOCK: tl.constexpr, LEAST: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """Grid (splits, B * N)."""
+    split, row, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    b = row // N
+    t, k, p, least = tl.load(temperature + b), tl.load(top_k + b), tl.load(top_p + b), tl.load(min_p + b)
+    if _is_filtered(t, k, p, least, V, LEAST) & (row % N < tl.load(num_nodes + b)):
+        x, ids = _tile(logits, row, row_stride, t, split * BLOCK, V, BLOCK)
+        is_in = (order_of(x) >= tl.load(floor + row)) & (x > float("-inf"))
+        count = tl.sum(is_in.to(tl.int32), 0)
+        if count > 0:
+            at = tl.atomic_add(gathered + row, count) + tl.cumsum(is_in.to(tl.int32), 0) - 1
+            tl.store(ranks + row * CAPACITY + at, rank_of(x, ids), mask=is_in & (at < CAPACITY))
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + row, 1) == splits - 1:
+            num = tl.atomic_add(gathered + row, 0)
+            lane = tl.arange(0, CAPACITY)
+            listed = tl.load(ranks + row * CAPACITY + lane, mask=lane < num, other=_LOWEST, cache_modifier=".cg")
+            top, total = (
+                tl.load(mass + row * 2, cache_modifier=".cg"),
+                tl.load(mass + row * 2 + 1, cache_modifier=".cg"),
+            )
+            least_listed = tl.load(floor + row).to(tl.int64) << 32  # what is below is not listed, and not kept
+            limit = tl.full([], _LOWEST, tl.int64)
+            high0 = (order_of(top.to(tl.float32)).to(tl.int64) + 1) << 32
+            is_listed = (num <= CAPACITY) & ((num >= k) | (k >= V))
+            if (k > 0) & (k < V):
+                low = tl.where(is_listed, least_listed, limit)
+                high = high0
+                count = V
+                while (count != k) & (high - low != 1):
+                    middle = _middle(low, high)
+                    c, _ = _measure(listed, is_listed, logits, row, row_stride, t, V, middle, limit, top, BLOCK)
+                    low = tl.where(c >= k, middle, low)
+                    count = tl.where(c >= k, c, count)
+                    high = tl.where(c >= k, high, middle)
+                limit = low
+                _, total = _measure(listed, is_listed, logits, row, row_stride, t, V, limit, limit, top, BLOCK)
+            if p < 1.0:
+                goal = total * p
+                has_k = (k > 0) & (k < V)
+                least_rank = limit
+                _, held = _measure(listed, is_listed, logits, row, row_stride, t, V, limit, least_rank, top, BLOCK)
+                is_listed = is_listed & ((held >= goal) | has_k)
+                low = tl.where(is_listed, tl.maximum(limit, least_listed), limit)
+                count = V
+                high = high0
+                below = tl.zeros([], tl.int32)
+                while (count - below != 1) & (high - low != 1):
+                    middle = _middle(low, high)
+                    c, held = _measure(listed, is_listed, logits, row, row_stride, t, V, middle, least_rank, top, BLOCK)
+                    is_enough = held >= goal
+                    low = tl.where(is_enough, middle, low)
+                    count = tl.where(is_enough, c, count)
+                    high = tl.where(is_enough, high, middle)
+                    below = tl.where(is_enough, below, c)
+                limit = low
+            if least > 0.0:
+                floor32 = top.to(tl.float32) + tl.log(least).to(tl.float32)
+                floor32 = tl.where(floor32 == 0.0, 0.0, floor32)
+                limit = tl.maximum(limit, order_of(floor32).to(tl.int64) << 32)
+            tl.store(limits + row, limit)
+            tl.store(gathered + row, 0)
+            tl.store(arrived + row, 0)
+
+
+def find_thresholds(
+    logits: Tensor,  # [rows, V]
+    num_nodes: Tensor,  # [B] int32
+    nodes: int,  # N: rows are node-minor
+    sampling: Any,  # RowSampling
+    workspace: FilterWorkspace,
+) -> None:
+    """Writes workspace.limits for every row; rows without filters get a limit below everything."""
+    rows, v = logits.shape
+    width = triton.next_power_of_2(v)
+    block = min(BLOCK, max(256, width))
+    splits, w = math.ceil(v / block), workspace
+    group = max(64 if width > 4096 else 1, width // MAX_PEAKS)
+    if splits > MAX_SPLITS:
+        raise UnsupportedModelError(f"vocab_size is {v}, more than {MAX_SPLITS * BLOCK}", field="vocab_size")
+    settings = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    _survey_kernel[(splits, rows)](
+        logits, num_nodes, *settings, w.limits, w.peaks, w.partial, w.floor, w.mass, w.arrived, logits.stride(0),
+        nodes, v, MAX_SPLITS, block, group, MAX_PEAKS, LEAST_TEMPERATURE, NUCLEUS, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    _threshold_kernel[(splits, rows)](
+        logits, num_nodes, *settings, w.limits, w.floor, w.mass, w.ranks, w.gathered, w.arrived, logits.stride(0),
+        nodes, v, block, LEAST_TEMPERATURE, CAPACITY, num_warps=NUM_WARPS,
+    )  # fmt: skip
