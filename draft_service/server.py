@@ -21,8 +21,14 @@ from draft_service.drafter import ContextRows, Drafter, SequenceStep
 from draft_service.model import DraftModel
 from draft_service.servicer import DraftServicer
 from draft_service.telemetry import UNWATCHED, Telemetry
-from draft_service.tensors import load_drafter_tensors, load_target_tensors
-from draftwood.checkpoint import model_id, projection_checksum, resolve, tokenizer_hash
+from draft_service.tensors import (
+    load_drafter_tensors,
+    load_target_tensors,
+    random_drafter_tensors,
+    random_projection_checksum,
+    random_target_tensors,
+)
+from draftwood.checkpoint import model_id, projection_checksum, resolve, tokenizer_directory, tokenizer_hash
 from draftwood.config import DraftConfig
 from draftwood.device import pick_device, pick_dtype, use_threads
 from draftwood.errors import ConfigError
@@ -56,17 +62,16 @@ def load(config: DraftConfig) -> LoadedDrafter:
     use_threads(config.threads)
     model_config = read_drafter_config(draft).with_block_size(config.block_size).with_window(config.draft_window)
     max_context = longest_context(config, model_config)
-    model = DraftModel(
-        load_drafter_tensors(draft, model_config),
-        load_target_tensors(target, model_config),
-        model_config,
-        dtype=dtype,
-        device=device,
-    )
+    if config.random_weights:
+        tensors = random_drafter_tensors(model_config, dtype, device)
+        borrowed = random_target_tensors(target, model_config, dtype, device)
+    else:
+        tensors, borrowed = load_drafter_tensors(draft, model_config), load_target_tensors(target, model_config)
+    model = DraftModel(tensors, borrowed, model_config, dtype=dtype, device=device)
     drafter = Drafter(model, max_context=max_context, max_batch=config.max_batch, compile=config.compile)
     warm_up(drafter)
     handshake = draft_pb2.GetDraftModelResponse(
-        model=_describe(config.draft, draft, target, model_config, max_context),
+        model=_describe(config, draft, target, model_config, max_context),
         incarnation=secrets.randbits(64),
         version=draftwood.__version__,
     )
@@ -78,18 +83,22 @@ def longest_context(config: DraftConfig, model: DrafterConfig) -> int:
     return config.max_context or min(model.max_position_embeddings, MAX_DEFAULT_CONTEXT)
 
 
-def _describe(name: str, draft: Path, target: Path, config: DrafterConfig, max_context: int) -> draft_pb2.DraftModel:
+def _describe(
+    config: DraftConfig, draft: Path, target: Path, model: DrafterConfig, max_context: int
+) -> draft_pb2.DraftModel:
+    texts = tokenizer_directory(target, random_weights=config.random_weights)
+    checksum = random_projection_checksum(model) if config.random_weights else projection_checksum(draft)
     return draft_pb2.DraftModel(
-        model_id=model_id(name, draft),
-        block_size=config.block_size,
-        max_depth=config.max_depth,
-        target_layer_ids=config.target_layer_ids,
-        mask_token_id=config.mask_token_id,
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        tokenizer_hash=tokenizer_hash(target),
-        projection_checksum=projection_checksum(draft),
-        context_window=config.context_window,
+        model_id=model_id(config.draft, draft),
+        block_size=model.block_size,
+        max_depth=model.max_depth,
+        target_layer_ids=model.target_layer_ids,
+        mask_token_id=model.mask_token_id,
+        hidden_size=model.hidden_size,
+        vocab_size=model.vocab_size,
+        tokenizer_hash=tokenizer_hash(texts),
+        projection_checksum=checksum,
+        context_window=model.context_window,
         max_context=max_context,
     )
 

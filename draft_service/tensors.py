@@ -16,6 +16,7 @@ from torch import Tensor
 from draft_service.config import DrafterConfig
 from draftwood.checkpoint import load_tensors, read_config, tensor_shapes
 from draftwood.errors import ModelMismatchError, UnsupportedModelError
+from draftwood.random_weights import random_checksum, random_tensor, random_tensors
 
 PROJECTION = ("fc.weight", "hidden_norm.weight")
 
@@ -109,6 +110,30 @@ def load_target_tensors(directory: Path, config: DrafterConfig) -> TargetTensors
                 f"the target's {name} is stored as {tensor.dtype}, not as plain floats", field=name
             )
     return TargetTensors(tensors[embedding_name], tensors[head_name])
+
+
+def random_drafter_tensors(config: DrafterConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """What `load_drafter_tensors` gives, without a checkpoint."""
+    shapes = {name: shape for name, shape in expected_shapes(config).items() if name not in PROJECTION}
+    return random_tensors(shapes, dtype, device, owner="draft")
+
+
+def random_target_tensors(
+    directory: Path, config: DrafterConfig, dtype: torch.dtype, device: torch.device
+) -> TargetTensors:
+    """What `load_target_tensors` gives, of a target that has a configuration only; the names are transformers'."""
+    top = read_config(directory)
+    text: Mapping[str, Any] = top.get("text_config") or top
+    _check_target(text, config)
+    shape = (config.vocab_size, config.hidden_size)
+    embedding = random_tensor(_EMBEDDINGS[0], shape, dtype, device)
+    is_tied = bool(top.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
+    return TargetTensors(embedding, embedding if is_tied else random_tensor(_HEADS[0], shape, dtype, device))
+
+
+def random_projection_checksum(config: DrafterConfig) -> str:
+    """What the handshake compares where fc and hidden_norm are random."""
+    return random_checksum({name: expected_shapes(config)[name] for name in PROJECTION})
 
 
 def _check_target(text: Mapping[str, Any], config: DrafterConfig) -> None:

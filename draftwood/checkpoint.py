@@ -65,6 +65,12 @@ def tokenizer_hash(directory: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
+def tokenizer_directory(directory: Path, *, random_weights: bool) -> Path:
+    """Where a model's tokenizer and chat template are. A shape with random weights may lack them, and the embedded
+    model's stand in: text goes in as text does, and of the answer only ids of its vocabulary can be read."""
+    return EMBEDDED_TARGET if random_weights and not (directory / "tokenizer.json").is_file() else directory
+
+
 def tensor_files(directory: Path) -> dict[str, Path]:
     """Tensor name to safetensors file, for single-file and sharded checkpoints."""
     index = directory / "model.safetensors.index.json"

@@ -19,6 +19,10 @@ ALGORITHMS = ("none", "dflash", "ddtree")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 EMBEDDED = "embedded"
+RANDOM_HELP = (
+    "Whether the models' weights are drawn at random, for which their config.json is enough: to measure a shape before "
+    "downloading it. Without a tokenizer.json the embedded model's stands in."
+)
 DRAIN_HELP = (
     "At a stop, how long requests that were accepted may go on; new ones are refused with a retry time meanwhile."
 )
@@ -153,6 +157,7 @@ class ModelConfig(ServiceConfig):
 
     target: str = setting(EMBEDDED, "Target model: a local directory, a hub id, or 'embedded'.")
     draft: str = setting(EMBEDDED, "Draft model: a local directory, a hub id, 'embedded', or 'none'.")
+    random_weights: bool = setting(False, RANDOM_HELP)
     dtype: str = setting(
         "auto",
         "Number format of weights and activations; auto on a CPU is bfloat16 where the processor "
@@ -268,6 +273,7 @@ class GatewayConfig(ServiceConfig):
         EMBEDDED,
         "Target model, for its tokenizer and chat template: a directory, a hub id, or 'embedded'.",
     )
+    random_weights: bool = setting(False, RANDOM_HELP)
     served_model_name: str = setting("", "Name in /v1/models and in requests; empty takes the target's own.")
     max_body_bytes: int = setting(16 << 20, "Largest request body.")
     request_timeout_s: float = setting(600.0, "Longest time for one request.")

@@ -36,8 +36,9 @@ class ServedModel:
     def load(cls, config: GatewayConfig) -> Self:
         """Reads the files of `--target`. Raises ConfigError."""
         directory = checkpoint.resolve(config.target, setting="target")
-        tokenizer = Tokenizer.from_directory(directory)
-        source = read_source(directory)
+        texts = checkpoint.tokenizer_directory(directory, random_weights=config.random_weights)
+        tokenizer = Tokenizer.from_directory(texts)
+        source = read_source(texts)
         try:
             template = None
             if source is not None:
@@ -50,7 +51,7 @@ class ServedModel:
             name=config.served_model_name or checkpoint.model_id(config.target, directory),
             created=int(time.time()),
             tokenizer=tokenizer,
-            tokenizer_hash=checkpoint.tokenizer_hash(directory),
+            tokenizer_hash=checkpoint.tokenizer_hash(texts),
             template=template,
             defaults=read_defaults(directory),
         )

@@ -16,6 +16,7 @@ from torch import Tensor
 from draftwood.checkpoint import load_tensors, projection_checksum, read_config
 from draftwood.errors import ModelMismatchError, UnsupportedModelError
 from draftwood.layers import PackedLinear, RMSNorm
+from draftwood.random_weights import random_checksum, random_tensors
 from verify_service.target.spec import TargetSpec
 
 
@@ -42,7 +43,9 @@ def default_layer_ids(num_draft_layers: int, num_target_layers: int) -> tuple[in
     return tuple(round(1 + i * span / (num_draft_layers - 1)) for i in range(num_draft_layers))
 
 
-def load_projector(directory: Path, spec: TargetSpec, dtype: torch.dtype, device: torch.device) -> FeatureProjector:
+def load_projector(
+    directory: Path, spec: TargetSpec, dtype: torch.dtype, device: torch.device, *, random_weights: bool = False
+) -> FeatureProjector:
     """Reads fc and hidden_norm, and only these, from a draft checkpoint. Raises where they do not fit the target."""
     config = read_config(directory)
     nested = config.get("dflash_config") or {}
@@ -55,7 +58,13 @@ def load_projector(directory: Path, spec: TargetSpec, dtype: torch.dtype, device
             f"the draft model reads target layers {list(ids)}; the target has {spec.num_layers}",
             field="target_layer_ids",
         )
-    tensors = load_tensors(directory, ("fc.weight", "hidden_norm.weight"))
+    if random_weights:
+        width = int(config["hidden_size"])
+        shapes = {"fc.weight": (width, len(ids) * spec.hidden_size), "hidden_norm.weight": (width,)}
+        tensors, checksum = random_tensors(shapes, dtype, device, owner="draft"), random_checksum(shapes)
+    else:
+        tensors = load_tensors(directory, ("fc.weight", "hidden_norm.weight"))
+        checksum = projection_checksum(directory)
     fc, norm = tensors["fc.weight"], tensors["hidden_norm.weight"]
     if fc.shape[1] != len(ids) * spec.hidden_size:
         raise ModelMismatchError(
@@ -68,7 +77,7 @@ def load_projector(directory: Path, spec: TargetSpec, dtype: torch.dtype, device
     return FeatureProjector(
         target_layer_ids=ids,
         hidden_size=fc.shape[0],
-        checksum=projection_checksum(directory),
+        checksum=checksum,
         fc=PackedLinear(fc.to(dtype=dtype, device=device)),
         hidden_norm=RMSNorm(norm.to(device), float(config.get("rms_norm_eps", 1e-6))),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from draftwood.checkpoint import model_id, resolve, tokenizer_hash
+from draftwood.checkpoint import model_id, resolve, tokenizer_directory, tokenizer_hash
 from draftwood.config import VerifyConfig
 from draftwood.device import pick_device, pick_dtype, use_threads
 from draftwood.errors import ConfigError
@@ -68,7 +68,9 @@ def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
     dtype = pick_dtype(config, device)
     use_threads(config.threads)
     directory = resolve(config.target, setting="target")
-    model, spec = load_target(directory, dtype, device, allow_unsafe=config.allow_hybrid_unsafe)
+    unsafe, random_weights = config.allow_hybrid_unsafe, config.random_weights
+    model, spec = load_target(directory, dtype, device, allow_unsafe=unsafe, random_weights=random_weights)
+    texts = tokenizer_directory(directory, random_weights=random_weights)
     max_context = longest_context(config, spec)
     projector = _projector(config, spec, dtype, device)
     pages, slots = cache_sizes(config, max_context)
@@ -80,7 +82,7 @@ def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
     decoder = make(config, model, spec, pools, projector, max_context)
     decoder.debug_steps = config.debug_metrics
     scheduler = Scheduler(pages, slots, max_batch=config.max_batch, max_queue=config.max_queue)
-    client = _draft_client(config, security, directory, spec, projector)
+    client = _draft_client(config, security, texts, spec, projector)
     drafter = Drafter(client, pools, timeout_s=config.draft_timeout_ms / 1e3)
     engine = Engine(decoder, scheduler, drafter, prefill_tokens=config.prefill_tokens)
     name = model_id(config.target, directory)
@@ -88,7 +90,7 @@ def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
         engine,
         client,
         _defaults(config, spec, max_context, device),
-        TargetFacts(_target_model(spec, name, directory, dtype, max_context, projector), random.getrandbits(63)),
+        TargetFacts(_target_model(spec, name, texts, dtype, max_context, projector), random.getrandbits(63)),
         security,
         f"{name}, {str(dtype).removeprefix('torch.')}, {torch.get_num_threads()} threads",
     )
@@ -197,11 +199,12 @@ def _projector(
 ) -> FeatureProjector | None:
     if config.draft == "none":
         return None
-    return load_projector(resolve(config.draft, setting="draft"), spec, dtype, device)
+    directory = resolve(config.draft, setting="draft")
+    return load_projector(directory, spec, dtype, device, random_weights=config.random_weights)
 
 
 def _draft_client(
-    config: VerifyConfig, security: Security, directory: Path, spec: TargetSpec, projector: FeatureProjector | None
+    config: VerifyConfig, security: Security, texts: Path, spec: TargetSpec, projector: FeatureProjector | None
 ) -> DraftClient | None:
     if projector is None or config.drafter == "none":
         return None
@@ -211,7 +214,7 @@ def _draft_client(
             target_layer_ids=projector.target_layer_ids,
             hidden_size=projector.hidden_size,
             vocab_size=spec.vocab_size,
-            tokenizer_hash=tokenizer_hash(directory),
+            tokenizer_hash=tokenizer_hash(texts),
             projection_checksum=projector.checksum,
         ),
         security,
@@ -236,7 +239,7 @@ def _defaults(config: VerifyConfig, spec: TargetSpec, max_context: int, device: 
 def _target_model(
     spec: TargetSpec,
     name: str,
-    directory: Path,
+    texts: Path,
     dtype: torch.dtype,
     max_context: int,
     projector: FeatureProjector | None,
@@ -246,7 +249,7 @@ def _target_model(
         vocab_size=spec.vocab_size,
         max_context=max_context,
         stop_token_ids=spec.stop_token_ids,
-        tokenizer_hash=tokenizer_hash(directory),
+        tokenizer_hash=tokenizer_hash(texts),
         hidden_size=spec.hidden_size,
         dtype=str(dtype).removeprefix("torch."),
         model_type=spec.model_type,

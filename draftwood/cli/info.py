@@ -18,7 +18,7 @@ from draftwood.cli.memory import memory_facts
 from draftwood.cli.options import build, settings
 from draftwood.config import EMBEDDED, Config, DraftConfig, GatewayConfig, VerifyConfig, flag
 
-SIZES = ("target", "draft", "dtype", "max_batch", "max_context", "page_size", "max_tree_budget")
+SIZES = ("target", "draft", "random_weights", "dtype", "max_batch", "max_context", "page_size", "max_tree_budget")
 EMBEDDED_FACTS = (
     "sprout, an 18.5M-parameter hybrid of the Qwen3.5 architecture trained on single-turn text of at most 640 tokens, "
     "and its 5.2M-parameter DFlash drafter: fluent but repetitive English, for demos, tests and honest figures"

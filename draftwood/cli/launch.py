@@ -21,7 +21,7 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 Value = TypeVar("Value")
 
 MODEL_FIELDS = frozenset(spec.name for spec in fields(ModelConfig))
-_PRIVATE = ("target", "draft", "dtype", "device", "threads", "compile")
+_PRIVATE = ("target", "draft", "random_weights", "dtype", "device", "threads", "compile")
 
 
 def private_settings(**defaults: Any) -> Callable[[AnyFunction], AnyFunction]:

@@ -14,6 +14,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from draftwood.errors import UnsupportedModelError
 from verify_service.target import attention
+from verify_service.target.random_target import random_target
 from verify_service.target.rope import check_rope
 from verify_service.target.spec import SUPPORTED, TargetSpec, read_spec, text_config
 
@@ -28,7 +29,12 @@ log = logging.getLogger(__name__)
 
 
 def load_target(
-    directory: Path, dtype: torch.dtype, device: torch.device, *, allow_unsafe: bool = False
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    allow_unsafe: bool = False,
+    random_weights: bool = False,
 ) -> tuple[Any, TargetSpec]:
     """The transformers causal language model, in evaluation mode, and its spec.
 
@@ -41,9 +47,11 @@ def load_target(
     config = text_config(full)
     spec = read_spec(config, stop_token_ids(directory, full), allow_unsafe=allow_unsafe)
     check_rope(config)
+    loader = getattr(transformers, SUPPORTED.get(spec.model_type, "AutoModelForCausalLM"))
+    if random_weights:
+        return random_target(loader, config, dtype, device).to(device).eval().requires_grad_(False), spec
     quantization = _quantization(full, config)
     transformers_logging.disable_progress_bar()  # a service's log is no terminal
-    loader = getattr(transformers, SUPPORTED.get(spec.model_type, "AutoModelForCausalLM"))
     model, report = loader.from_pretrained(
         directory,
         config=config,

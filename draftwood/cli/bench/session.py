@@ -25,7 +25,9 @@ from draftwood.security import Security
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 PEER_FIELDS = tuple(spec.name for spec in fields(PeerConfig))
-STACK_FIELDS = ("target", "draft", "dtype", "device", "threads", "draft_threads", "compile", *PEER_FIELDS)
+STACK_FIELDS = (
+    "target", "draft", "random_weights", "dtype", "device", "threads", "draft_threads", "compile", *PEER_FIELDS,
+)  # fmt: skip
 
 
 def session_options(**defaults: Any) -> Callable[[AnyFunction], AnyFunction]:
@@ -69,7 +71,8 @@ async def open_session(
         raise ConfigError(f"{flag(given[0])} is for calling a running service: it needs --verify", field=given[0])
     security = Security.load(peers)
     directory = checkpoint.resolve(values["target"], setting="target")
-    encoder = PromptEncoder(directory)
+    texts = checkpoint.tokenizer_directory(directory, random_weights=values["random_weights"])
+    encoder = PromptEncoder(texts)
     async with AsyncExitStack() as exits:
         stack = None
         if verify is None:
@@ -85,7 +88,7 @@ async def open_session(
             await require_drafter(address, security)
         client = await exits.enter_async_context(VerifyClient(address, security))
         target = await client.target()
-        if target.tokenizer_hash != checkpoint.tokenizer_hash(directory):
+        if target.tokenizer_hash != checkpoint.tokenizer_hash(texts):
             raise ConfigError(
                 f"--target {values['target']} has another tokenizer than {target.model_id} at {address}", field="target"
             )
