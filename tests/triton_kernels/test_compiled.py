@@ -13,11 +13,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tests.triton_kernels import compiled_kernels
+from tests.triton_kernels.compiled_attention import ATTENTION
 from tests.triton_kernels.compiled_kernels import SHARED_LIMIT, Entry
 from tests.triton_kernels.compiled_sampling import SAMPLING
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-ENTRIES = (*compiled_kernels.ENTRIES, *SAMPLING)
+ENTRIES = (*compiled_kernels.ENTRIES, *ATTENTION, *SAMPLING)
 CASES = [(entry, architecture) for entry in ENTRIES for architecture in entry.architectures]
 
 

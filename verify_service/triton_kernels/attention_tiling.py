@@ -1,0 +1,79 @@
+"""How the work of tree attention is cut on a GPU, by shape."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+MOST_SLICES = 64
+ROOMY = 200 << 10  # bytes of shared memory: Hopper and the large Blackwell have it
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How the work is cut: rows and keys a tile, warps and pipeline stages, slices of the keys, fewest keys a slice."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    slices: int
+    least_keys: int = 128
+    boxes: bool = True
+    prefetch: bool = True
+    overlap: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What a tiling depends on: multiprocessors, and the shared memory that a program may have, in bytes."""
+
+    multiprocessors: int
+    shared_memory: int
+
+
+@functools.cache
+def gpu_of(device: torch.device) -> Gpu:
+    """Properties of a device; of a small one for a CPU, where the interpreter runs."""
+    if device.type != "cuda":
+        return Gpu(4, 0)
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu(properties.multi_processor_count, properties.shared_memory_per_block_optin)
+
+
+def choose_tiling(b: int, n: int, hq: int, hkv: int, d: int, dtype: torch.dtype, gpu: Gpu) -> Tiling:
+    """A static table by shape: nothing is measured at run time, so that what is captured is what was tested."""
+    rows, is_wide, is_roomy = n * hq // hkv, d > 128, gpu.shared_memory >= ROOMY
+    if dtype == torch.float32:
+        tile = Tiling(rows=16, keys=16 if is_wide else 32, warps=4, stages=2, slices=1)
+    elif rows <= 16:
+        tile = Tiling(rows=16, keys=64 if is_roomy else 32, warps=4, stages=3 if is_roomy else 2, slices=1)
+    elif rows <= 64 or not is_roomy:
+        narrow = is_wide and not is_roomy
+        tile = Tiling(rows=64, keys=32 if narrow else 64, warps=8 if narrow else 4, stages=2, slices=1)
+    else:
+        tile = Tiling(rows=128, keys=64 if is_wide else 128, warps=8, stages=2, slices=1)
+    programs = triton.cdiv(rows, tile.rows) * hkv * b
+    return replace(tile, slices=max(1, min(MOST_SLICES, gpu.multiprocessors // programs)))
+
+
+def boxes_of(tensor: Tensor, box: list[int]) -> TensorDescriptor:
+    """Lets the copy engine fetch boxes of a tensor; what is outside the tensor comes as zeros."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box)
+
+
+def has_boxes(rows: Tensor) -> bool:
+    """Whether rows [B, N, H, D] may be fetched in boxes: heads side by side, everything in multiples of 16 bytes."""
+    size = rows.element_size()
+    aligned = rows.data_ptr() % 16 == 0 and all(stride * size % 16 == 0 for stride in rows.stride()[:2])
+    return aligned and rows.stride(2) == rows.shape[3]
+
+
+def overlaps(device: torch.device) -> bool:
+    """Whether a launch may begin while the one before it ends, and wait within."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
