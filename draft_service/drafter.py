@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draft_service.block import BlockAssembler
+from draft_service.block_graphs import BlockGraphs
 from draft_service.candidates import CandidateRanker, Candidates, TreeOptions, build_tree, likeliest
 from draft_service.closed_sequences import ClosedSequences
 from draft_service.context_cache import CachedSequence, ContextCache, SequenceKey
@@ -87,7 +88,15 @@ class StepOutcome:
 class Drafter:
     """Drafts trees for the sequences of all streams. Not thread-safe: one thread makes all the calls."""
 
-    def __init__(self, model: DraftModel, *, max_context: int, max_batch: int, compile: bool = False) -> None:
+    def __init__(
+        self,
+        model: DraftModel,
+        *,
+        max_context: int,
+        max_batch: int,
+        compile: bool = False,
+        graphs: bool | None = None,  # whether passes run over static buffers; None: on a GPU
+    ) -> None:
         self.model, self.config, self.max_batch = model, model.config, max_batch
         self.cache = ContextCache(
             self.config,
@@ -102,6 +111,9 @@ class Drafter:
         self._ranker = CandidateRanker(self.config.vocab_size, self.config.max_depth, model.device)
         self._masks = torch.full((max_batch, self.config.block_size), self.config.mask_token_id)
         self._pass_alone = compiled(model.forward, enabled=compile)
+        self._graphs: BlockGraphs | None = None
+        if model.device.type == "cuda" if graphs is None else graphs:
+            self._graphs = BlockGraphs(model, self.cache, self._rotation, compile_steps=compile)
 
     @torch.inference_mode()
     def step(
@@ -236,6 +248,9 @@ class Drafter:
     def _logits(
         self, roots: Sequence[int], sequences: Sequence[CachedSequence], depths: Sequence[int]
     ) -> Sequence[Tensor]:  # float32 [depths, V] each
+        if self._graphs is not None:
+            logits = self._graphs.logits(roots, sequences)
+            return [logits[i, :n] for i, n in enumerate(depths)]
         inputs = self._blocks.assemble(sequences)
         block = self._masks[: len(roots)].clone()
         block[:, 0] = torch.tensor(roots)

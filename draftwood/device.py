@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import resource
@@ -15,6 +16,8 @@ from draftwood.config import ModelConfig
 from draftwood.errors import ConfigError
 from draftwood.layers import allow_packed_products
 
+log = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -22,10 +25,20 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def pick_device(config: ModelConfig) -> torch.device:
-    """The configured device; auto is the CPU in this release, since the step has no GPU kernels yet."""
-    if config.device == "cuda":
-        raise ConfigError("--device is cuda, which this release cannot serve on yet; use cpu", field="device")
-    return torch.device("cpu")
+    """The configured device; auto is a GPU where torch has one and Triton to compile kernels for it."""
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("--device is cuda, but torch finds no GPU here; use cpu", field="device")
+    if config.device == "auto" and not has_triton():
+        log.warning("Triton is not installed, so that the GPU is not used; --device cuda uses it all the same, slowly")
+        return torch.device("cpu")
+    return torch.device("cuda")
+
+
+def has_triton() -> bool:
+    """Whether kernels can be compiled for a GPU."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def multiplies_bfloat16() -> bool:
@@ -37,11 +50,15 @@ def multiplies_bfloat16() -> bool:
 
 
 def pick_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
-    """The configured number format; auto is bfloat16 where the device multiplies it natively, else float32."""
+    """The configured number format; auto is bfloat16 where the device multiplies it natively, else float32,
+    or float16 on a GPU."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     if device.type == "cuda":
-        return torch.bfloat16
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16
+        log.warning("this GPU does not multiply bfloat16; weights and activations are float16")
+        return torch.float16
     return torch.bfloat16 if multiplies_bfloat16() else torch.float32
 
 

@@ -88,7 +88,8 @@ class PackedLinear(nn.Module):
 
     def __init__(self, *weights: Tensor, biases: tuple[Tensor, ...] = ()) -> None:
         super().__init__()
-        weight = torch.cat([w.detach() for w in weights]).contiguous()
+        parts = [w.detach() for w in weights]
+        weight = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
         bias = torch.cat([b.detach() for b in biases]).to(weight.dtype) if biases else None
         self.is_packed = can_pack(weight)
         if self.is_packed:

@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 
+import torch
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -15,7 +16,9 @@ from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError, UnavailableError
 from draftwood.garbage import freeze_startup
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
+from verify_service.cuda.memory import too_large
 from verify_service.engine import PATIENCE_S
+from verify_service.memory import plan
 from verify_service.request_watch import RequestWatch
 from verify_service.service import Service, build
 from verify_service.servicer import VerifyServicer
@@ -94,6 +97,17 @@ async def _watch(checks: health.aio.HealthServicer, service: Service, stopped: a
             await asyncio.wait_for(stopped.wait(), HEALTH_PERIOD_S)
         except TimeoutError:
             continue
+
+
+def started(config: VerifyConfig) -> Service:
+    """Everything loaded and warm. Raises a DraftwoodError; a GPU that is too small is told by the sizes of what it
+    would have to hold."""
+    try:
+        service = build(config)
+        warm_up(service, compile_steps=config.compile)
+    except torch.OutOfMemoryError:
+        raise too_large(plan(config)) from None
+    return service
 
 
 def main(args: list[str] | None = None) -> int:

@@ -14,6 +14,7 @@ from draftwood.checkpoint import read_config, resolve
 from draftwood.config import VerifyConfig
 from draftwood.device import pick_device, pick_dtype
 from draftwood.memory import print_plan, resident_memory_bytes
+from verify_service.cuda.memory import step_size
 from verify_service.service import META, cache_pools, cache_sizes, longest_context
 from verify_service.target.loading import stop_token_ids
 from verify_service.target.spec import SUPPORTED, TargetSpec, read_spec, text_config
@@ -21,7 +22,8 @@ from verify_service.target.spec import SUPPORTED, TargetSpec, read_spec, text_co
 
 def plan(config: VerifyConfig) -> dict[str, int]:
     """Bytes by what holds them. Raises a DraftwoodError for a model that cannot be served."""
-    dtype = pick_dtype(config, pick_device(config))
+    device = pick_device(config)
+    dtype = pick_dtype(config, device)
     directory = resolve(config.target, setting="target")
     full = AutoConfig.from_pretrained(directory)
     text = text_config(full)
@@ -31,6 +33,15 @@ def plan(config: VerifyConfig) -> dict[str, int]:
     if config.draft != "none":
         feature_size = read_config(resolve(config.draft, setting="draft"))["hidden_size"]
     pools = cache_pools(spec, *cache_sizes(config, max_context), feature_size, dtype, META)
+    if device.type == "cuda":
+        step = step_size(
+            spec,
+            max_batch=config.max_batch,
+            max_nodes=config.max_tree_budget + 1,
+            prefill_tokens=config.prefill_tokens,
+            dtype=dtype,
+        )
+        return {"weights": _weights(text, spec, dtype), **pools.sizes(), "a step's working memory": step}
     return {
         "weights": _weights(text, spec, dtype),
         **pools.sizes(),

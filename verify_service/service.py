@@ -13,8 +13,9 @@ import torch
 
 from draftwood.checkpoint import model_id, resolve, tokenizer_directory, tokenizer_hash
 from draftwood.config import VerifyConfig
-from draftwood.device import pick_device, pick_dtype, use_threads
+from draftwood.device import has_triton, pick_device, pick_dtype, use_threads
 from draftwood.errors import ConfigError
+from draftwood.graphs import Graphs
 from draftwood.memory import physical_memory_bytes
 from draftwood.security import Security
 from draftwood.v1 import verify_pb2
@@ -23,8 +24,9 @@ from verify_service.cache.pools import Pools, allocate_pools
 from verify_service.commit import Committer
 from verify_service.cuda.decoder import GraphDecoder
 from verify_service.cuda.kernel_set import KernelSet
-from verify_service.cuda.programs import Graphs
+from verify_service.cuda.plain import PLAIN
 from verify_service.cuda.target import RowTarget
+from verify_service.cuda.triton_set import triton_set
 from verify_service.decoder import Decoder
 from verify_service.defaults import Defaults
 from verify_service.draft_client import DraftClient, Expected
@@ -65,6 +67,8 @@ def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
     """
     security = Security.load(config)
     device = pick_device(config)
+    if kernels is None and device.type == "cuda":
+        kernels = _gpu_kernels()
     dtype = pick_dtype(config, device)
     use_threads(config.threads)
     directory = resolve(config.target, setting="target")
@@ -92,8 +96,16 @@ def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
         _defaults(config, spec, max_context, device),
         TargetFacts(_target_model(spec, name, texts, dtype, max_context, projector), random.getrandbits(63)),
         security,
-        f"{name}, {str(dtype).removeprefix('torch.')}, {torch.get_num_threads()} threads",
+        f"{name}, {str(dtype).removeprefix('torch.')}, {_place(device)}",
     )
+
+
+def _gpu_kernels() -> KernelSet:
+    """Triton's, and without it plain ones, operator by operator."""
+    if not has_triton():
+        log.warning("Triton is not installed: kernels run as plain PyTorch, many times slower, and without graphs")
+        return PLAIN
+    return triton_set()
 
 
 def _pass_decoder(
@@ -137,12 +149,17 @@ def _graph_decoder(
     return GraphDecoder(
         target,
         projector,
-        Graphs(target.device, enabled=target.is_capturable),
+        Graphs(target.device, enabled=target.is_capturable and kernels.is_capturable),
         max_batch=config.max_batch,
         max_nodes=config.max_tree_budget + 1,
         max_context=max_context,
         prefill_tokens=config.prefill_tokens,
     )
+
+
+def _place(device: torch.device) -> str:
+    """Where the model runs, in words."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
 
 
 def longest_context(config: VerifyConfig, spec: TargetSpec) -> int:

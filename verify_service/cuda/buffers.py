@@ -195,7 +195,7 @@ class StepBuffers:
         self.hidden = arena.hidden[: b * n].view(b, n, -1)
 
     def clear(self) -> None:
-        """Makes every row a spare one, on the host."""
+        """Makes every row a spare one, on the host, and what it says of paths empty."""
         host = self.inputs.host
         for name in ("input_ids", "num_nodes", "base_lengths", "state_slots", "remaining", "temperature", "top_k"):
             host[name].fill(0)
@@ -203,3 +203,4 @@ class StepBuffers:
         host["stop_ids"].fill(-1)
         host["top_p"].fill(1.0)
         host["min_p"].fill(0.0)
+        self.result.host["path_length"].fill(0)

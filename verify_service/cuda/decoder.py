@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from draftwood.graphs import Graphs
 from draftwood.tree import DraftTree
 from verify_service.acceptance import Accepted, Finish
 from verify_service.cuda.buffers import MAX_STOP_IDS, Arena, StepBuffers
-from verify_service.cuda.programs import Graphs, StepProgram
+from verify_service.cuda.memory import NODES, PROMPT_NODES, drawn_nodes, node_bucket, passed_nodes
+from verify_service.cuda.programs import StepProgram
 from verify_service.cuda.rows import RowTable, bucket
 from verify_service.cuda.target import RowTarget
 from verify_service.decoder import Decoder, Walk
@@ -28,15 +30,8 @@ from verify_service.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
-NODES = (1, 8, 16, 32, 64, 128, 256)  # of a tree, spare ones included
-PROMPT_NODES = (16, 64, 256)
 MAX_PATH = 16  # accepted nodes a step; a longer walk goes on in the next one
 FINISHES = (None, Finish.STOP, Finish.LENGTH)
-
-
-def node_bucket(num_nodes: int, sizes: Seq[int] = NODES) -> int:
-    """The least size that holds so many."""
-    return next(size for size in sizes if size >= num_nodes)
 
 
 class GraphDecoder(Decoder):
@@ -57,12 +52,11 @@ class GraphDecoder(Decoder):
         super().__init__(target, target.pools)
         self.model, self.projector, self.graphs = target, projector, graphs
         self.max_batch, self.max_nodes = max_batch, node_bucket(max_nodes)
-        prompts = bucket(max_batch) * PROMPT_NODES[0]
-        num_nodes = max(bucket(max_batch) * self.max_nodes, prefill_tokens, NODES[-1], prompts)
+        num_nodes = passed_nodes(max_batch, max_nodes, prefill_tokens)
         self.arena = Arena(target.spec, num_nodes, dtype=target.dtype, device=target.device)
         vocab = target.spec.vocab_size
-        num_drawn = max(bucket(max_batch) * self.max_nodes, NODES[-1])
-        self._logits = torch.zeros(num_drawn, vocab, dtype=target.dtype, device=target.device)
+        num_drawn = drawn_nodes(max_batch, max_nodes)
+        self.logits = torch.zeros(num_drawn, vocab, dtype=target.dtype, device=target.device)
         num_pages = -(-max_context // target.page_size)
         self._rows = RowTable(bucket(max_batch), num_pages, target.device)
         self._prompt_rows = RowTable(bucket(max_batch), num_pages, target.device)
@@ -76,7 +70,7 @@ class GraphDecoder(Decoder):
             is_step = kind == "step"
             rows, max_path = (self._rows, min(n, MAX_PATH)) if is_step else (self._prompt_rows, n)
             buffers = StepBuffers(b, n, arena=self.arena, page_table=rows.pages, max_path=max_path)
-            logits = self._logits[: b * n] if is_step else self._logits[:0]
+            logits = self.logits[: b * n] if is_step else self.logits[:0]
             program = StepProgram(self.model, buffers, logits, self.projector, self.graphs)
             self._programs[(kind, b, n)] = program
         return program
@@ -92,6 +86,8 @@ class GraphDecoder(Decoder):
             program = self.program("step", b, n)
             program.buffers.clear()
             program.step(has_filters=False)
+            if n == 1 or number == 1:
+                program.step(has_filters=True)
         for n in PROMPT_NODES:
             program = self.program("prompt", 1, n)
             program.buffers.clear()
@@ -146,9 +142,9 @@ class GraphDecoder(Decoder):
             tree_s, verify_s, accept_s = tree_s + t1 - t0, verify_s + t2 - t1, accept_s + t3 - t2
         return walks, StageTimes(tree=tree_s, verify=verify_s, accept=accept_s)
 
-    def _groups(self, parts: Seq[Any], nodes: Callable[[Any], int], sizes: Seq[int]) -> Iterator[list[Any]]:
+    def _groups(self, parts: Seq[Any], nodes: Callable[[Any], int], sizes: tuple[int, ...]) -> Iterator[list[Any]]:
         """Cuts a batch so that each part fits into the arena; mostly into one."""
-        limit = self.arena.num_nodes if sizes is PROMPT_NODES else self._logits.shape[0]
+        limit = self.arena.num_nodes if sizes is PROMPT_NODES else self.logits.shape[0]
         group: list[Any] = []
         for part in parts:
             n = node_bucket(max(map(nodes, [*group, part])), sizes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class KernelSet:
     """One launcher a kernel, all of one kind; arguments as in verify_service/triton_kernels."""
 
-    name: str
+    is_capturable: bool  # whether a graph can hold them: nothing in them comes back to the host
     tree_structure: Callable[..., None]
     conv_gate: Callable[..., None]
     gdn_verify: Callable[..., None]

@@ -102,8 +102,8 @@ def gated_delta_net(
     )
     out = conv.new_empty(conv.shape[0], *states.shape[1:3])
     channels = conv.shape[-1]
-    z = projected[:, channels : channels + out.shape[1] * out.shape[2]].unflatten(-1, out.shape[1:])
-    kernels.gdn_verify(*stash[1:], s, states, p.rows(out), p.rows(z), norm_weight, eps)
+    z = p.rows(projected[:, channels : channels + out.shape[1] * out.shape[2]])
+    kernels.gdn_verify(*stash[1:], s, states, p.rows(out), (z, norm_weight, eps))
     return out
 
 

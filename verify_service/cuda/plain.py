@@ -103,16 +103,15 @@ def gdn_verify(
     beta: Tensor,
     s: Structure,
     states: Tensor,
-    out: Tensor,  # [B, N, HV, V], written: w * rmsnorm(o) * silu(z) per head, rounded as transformers rounds it
-    gate: Tensor,  # [B, N, HV, V] z
-    weight: Tensor,  # [V] w
-    eps: float,
+    out: Tensor,  # [B, N, HV, V], written
+    norm: tuple[Tensor, Tensor, float],  # z [B, N, HV V], w [V], eps: out is w * rmsnorm(o) * silu(z) per head
 ) -> None:
     inclusive = inclusive_of(s.ancestors)
     state = states[s.state_slots.long()]
     o = gdn_over_tree(*_split(conv, norms, states), g, beta, state, inclusive, off_path_of(inclusive))
+    z, weight, eps = norm
     normed = F.rms_norm(o.to(out.dtype).float(), (o.shape[-1],), None, eps).to(out.dtype)
-    out.copy_((weight * normed) * F.silu(gate.float()))
+    out.copy_((weight * normed) * F.silu(z.float()).view_as(o))
 
 
 def mamba2_conv_gate(
@@ -253,7 +252,7 @@ def accept_walk(input_ids: Tensor, s: Structure, drawn: Tensor, d: Draws, outcom
 
 
 PLAIN = KernelSet(
-    "plain",
+    is_capturable=False,
     tree_structure=tree_structure,
     conv_gate=conv_gate,
     gdn_verify=gdn_verify,

@@ -5,44 +5,16 @@ Nothing in a step returns to the host between verify and commit.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from draftwood.graphs import Graphs
 from verify_service.cuda.buffers import StepBuffers
 from verify_service.cuda.target import RowTarget
 from verify_service.features import FeatureProjector
-
-log = logging.getLogger(__name__)
-
-WARM_UP_RUNS = 2
-
-
-class Graphs:
-    """Captures functions as CUDA graphs that share one memory pool; elsewhere, functions run as they are."""
-
-    def __init__(self, device: torch.device, *, enabled: bool) -> None:
-        self.enabled = enabled and device.type == "cuda"
-        self._pool = torch.cuda.graph_pool_handle() if self.enabled else None
-
-    def captured(self, run: Callable[[], None]) -> Callable[[], None]:
-        """The function as a graph, after a run or two for compilers; its data must be harmless by then."""
-        if not self.enabled:
-            return run
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_RUNS):
-                run()
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            run()
-        return graph.replay
 
 
 class StepProgram:
@@ -82,8 +54,18 @@ class StepProgram:
     def _run(self, name: str, function: Callable[[], None]) -> None:
         run = self._captured.get(name)
         if run is None:
-            run = self._captured[name] = self.graphs.captured(function)
+            run = self._captured[name] = self._capture(function)
         run()
+
+    def _capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        """The function as a graph. What runs on the way runs over spare rows, and commits nothing."""
+        host = (self.buffers.inputs.on_host, self.buffers.result.on_host)
+        saved = [memory.clone() for memory in host]
+        self.buffers.clear()
+        captured = self.graphs.captured(function)
+        for memory, before in zip(host, saved, strict=True):
+            memory.copy_(before)
+        return captured
 
     def _step(self, has_filters: bool) -> None:
         self._draw(has_filters)

@@ -20,7 +20,7 @@ def triton_set(*, plain: bool = False) -> KernelSet:
     """The launchers, or with `plain` their twins. Imports Triton."""
     kernels = _Kernels(plain=plain)
     return KernelSet(
-        "plain" if plain else "triton",
+        is_capturable=not plain,
         tree_structure=kernels.tree_structure,
         conv_gate=kernels.conv_gate,
         gdn_verify=kernels.gdn_verify,
@@ -90,17 +90,15 @@ class _Kernels:
         s: Structure,
         states: Tensor,
         out: Tensor,
-        gate: Tensor,
-        weight: Tensor,
-        eps: float,
+        norm: tuple[Tensor, Tensor, float],
     ) -> None:
         module = _module("gdn_verify")
         b, n = conv.shape[:2]
         scratch = self._scratch(
             ("gdn", b, n), lambda: module.gdn_scratch(b, n, states.shape[1], states.shape[2], conv.device)
         )
-        norm = module.GatedNorm(gate, weight, eps)
-        self._of("gdn_verify")(conv, norms, g, beta, s.ancestors, states, s.state_slots, out, scratch, norm)
+        leaving = (out, scratch, module.GatedNorm(*norm))
+        self._of("gdn_verify")(conv, norms, g, beta, s.ancestors, states, s.state_slots, *leaving)
 
     def mamba2_conv_gate(
         self,

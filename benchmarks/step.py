@@ -1,0 +1,264 @@
+"""The verify step of a shape on this GPU, over nodes and batch, beside what its products and its weights alone take.
+
+    python benchmarks/step.py benchmarks/shapes/Qwen3.6-27B --out benchmarks/results/h200
+
+Weights are random. Times are medians of graph launches, in milliseconds; compare ratios within one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from draftwood.graphs import Graphs
+from draftwood.layers import PackedLinear
+from verify_service.cache.pages import PageAllocator
+from verify_service.cache.pools import Pools, allocate_pools
+from verify_service.cuda.decoder import GraphDecoder
+from verify_service.cuda.programs import StepProgram
+from verify_service.cuda.target import RowTarget
+from verify_service.cuda.triton_set import triton_set
+from verify_service.target.rope import check_rope
+from verify_service.target.spec import SUPPORTED, read_spec, text_config
+
+DEVICE = torch.device("cuda")
+PAGE_SIZE = 64
+MARGIN = 512
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured shape of a step; times in ms."""
+
+    batch: int
+    nodes: int
+    context: int
+    step: float  # from the host's inputs to the host's results
+    products: float  # the matrix products of as many rows alone
+    step_over_products: float
+
+
+def random_model(config: Any, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """transformers' model with normal weights, made on the device."""
+    loader: Any = getattr(transformers, SUPPORTED[config.model_type])
+    with torch.device("meta"):
+        model = loader._from_config(config, dtype=dtype, attn_implementation="eager")
+    model = model.to_empty(device=device).requires_grad_(False).eval()
+    is_centred = "Qwen3_5" in type(model).__name__ or "Qwen3Next" in type(model).__name__
+    generator = torch.Generator(device).manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.fill_(0.0 if is_centred and "linear_attn" not in name else 1.0)
+        elif name.endswith("A_log"):
+            parameter.uniform_(0.0, 2.7, generator=generator)
+        else:
+            parameter.normal_(0.0, 0.02, generator=generator)
+    inner: Any = model.base_model
+    with device:
+        inner.rotary_emb = type(inner.rotary_emb)(config)
+    return model
+
+
+def random_tree(num_nodes: int, rng: random.Random, depth: int = 15) -> list[int]:
+    """Parents of a tree as a best-first search makes it: long paths with siblings."""
+    parents, depths = [-1], [0]
+    while len(parents) < num_nodes:
+        parent = len(parents) - 1 if rng.random() < 0.5 else rng.randrange(len(parents))
+        if depths[parent] < depth:
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+    return parents
+
+
+def milliseconds(run: Callable[[], object], repeats: int = 15) -> float:
+    """The median of launches, by events."""
+    for _ in range(3):
+        run()
+    times: list[float] = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def copy_bandwidth(device: torch.device, size: int = 4 << 30) -> float:
+    """Bytes read plus written a second."""
+    source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+    source.random_(0, 255)
+    return 2 * size / (milliseconds(lambda: target.copy_(source)) / 1e3)
+
+
+def products(target: RowTarget) -> list[PackedLinear]:
+    """Every matrix product of a step, in order."""
+    found: list[PackedLinear] = []
+    for stretch in target.stretches:
+        for layer in stretch.layers:
+            found += [part for part in layer.modules() if isinstance(part, PackedLinear)]
+    return [*found, target.head]
+
+
+def products_graph(parts: list[PackedLinear], m: int, graphs: Graphs) -> Callable[[], None]:
+    """The products of `m` rows alone."""
+    weights = [part.weight for part in parts]
+    rows = {w.shape[1]: torch.randn(m, w.shape[1], device=w.device, dtype=w.dtype) for w in weights}
+    outs = {w.shape[0]: torch.empty(m, w.shape[0], device=w.device, dtype=w.dtype) for w in weights}
+
+    def run() -> None:
+        for w in weights:
+            torch.mm(rows[w.shape[1]], w.t(), out=outs[w.shape[0]])
+
+    return graphs.captured(run)
+
+
+def fill(program: StepProgram, context: int, vocab: int, pages: PageAllocator, table: Tensor) -> None:
+    """A random tree for every row, behind a context of random keys."""
+    rng = random.Random(0)
+    buffers = program.buffers
+    buffers.clear()
+    host = buffers.inputs.host
+    for row in range(buffers.b):
+        host["input_ids"][row] = [rng.randrange(vocab) for _ in range(buffers.n)]
+        host["parents"][row] = random_tree(buffers.n, rng)
+        host["num_nodes"][row] = buffers.n
+        host["base_lengths"][row] = context
+        host["state_slots"][row] = row + 1
+        host["remaining"][row] = 1 << 20
+        if not int(table[row].max()):
+            owned = pages.allocate(context + 32)
+            table[row, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
+
+
+def build(shape: Path, dtype: torch.dtype, *, batch: int, nodes: int, context: int) -> tuple[GraphDecoder, Pools]:
+    """The engine over random weights."""
+    device = DEVICE
+    config = text_config(AutoConfig.from_pretrained(shape))
+    check_rope(config)
+    spec = read_spec(config, ())
+    model = random_model(config, dtype, device)
+    num_slots = (batch * (-(-(context + MARGIN) // PAGE_SIZE)) + 1) * PAGE_SIZE
+    pools = allocate_pools(spec, num_slots=num_slots, num_states=batch + 1, feature_size=0, dtype=dtype, device=device)
+    for tensor in (pools.keys, pools.values, pools.states, pools.windows):
+        tensor.normal_(0.0, 0.3)
+    target = RowTarget(
+        model,
+        spec,
+        pools,
+        triton_set(),
+        tap_layer_ids=(),
+        max_context=context + MARGIN,
+        page_size=PAGE_SIZE,
+        compile_steps=True,
+    )
+    decoder = GraphDecoder(
+        target,
+        None,
+        Graphs(device, enabled=True),
+        max_batch=batch,
+        max_nodes=nodes,
+        max_context=context + MARGIN,
+        prefill_tokens=256,
+    )
+    return decoder, pools
+
+
+def measure(decoder: GraphDecoder, batches: list[int], nodes: list[int], context: int) -> Iterator[Row]:
+    """Steps of every shape, largest first, so that their graphs share memory."""
+    target = decoder.model
+    pages = PageAllocator(target.pools.keys.shape[2] // PAGE_SIZE - 1, PAGE_SIZE)
+    parts = products(target)
+    for b in sorted(batches, reverse=True):
+        for n in sorted(nodes, reverse=True):
+            program = decoder.program("step", b, n)
+            program.buffers.clear()
+            program.step(has_filters=False)
+            fill(program, context, target.spec.vocab_size, pages, program.buffers.structure.page_table)
+            step = milliseconds(lambda program=program: program.step(has_filters=False))
+            alone = milliseconds(products_graph(parts, b * n, decoder.graphs))
+            row = Row(b, n, context, step, alone, step / alone)
+            print(
+                f"batch {b} nodes {n:3d}: step {step:7.3f} products {alone:7.3f} ratio {step / alone:.3f}", flush=True
+            )
+            yield row
+
+
+def profile(program: StepProgram, rows: int = 40) -> str:
+    """Where the time of one step goes, by kernel."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(3):
+            program.step(has_filters=False)
+        torch.cuda.synchronize()
+    totals: dict[str, list[float]] = {}
+    for event in profiler.events() or ():
+        entry = totals.setdefault(event.name[:110], [0.0, 0.0])
+        entry[0] += event.device_time_total / 3e3
+        entry[1] += 1 / 3
+    lines = sorted(totals.items(), key=lambda item: -item[1][0])[:rows]
+    total = sum(entry[0] for entry in totals.values())
+    return "\n".join([f"{total:8.3f} ms in all", *(f"{t:8.3f} ms {c:6.0f} x {name}" for name, (t, c) in lines)])
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("shape", type=Path, help="Directory with the target's config.json.")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 16, 32, 64])
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--profile", action="store_true", help="Print where the time of batch 1 goes.")
+    parser.add_argument("--out", type=Path, help="Directory for step_SHAPE.json.")
+    args = parser.parse_args()
+    bandwidth = copy_bandwidth(DEVICE)
+    torch.cuda.empty_cache()
+    dtype: torch.dtype = getattr(torch, args.dtype)
+    decoder, _ = build(args.shape, dtype, batch=max(args.batch), nodes=max(args.nodes), context=args.context)
+    weights = sum(part.weight.nbytes for part in products(decoder.model))
+    floor = weights / bandwidth * 1e3
+    print(
+        f"copy {bandwidth / 1e12:.2f} TB/s; products' weights {weights / 1e9:.2f} GB; floor {floor:.3f} ms", flush=True
+    )
+    rows = list(measure(decoder, args.batch, args.nodes, args.context))
+    by = {(row.batch, row.nodes): row.step for row in rows}
+    ratios = {f"batch {b}": by[b, max(args.nodes)] / by[b, min(args.nodes)] for b in args.batch}
+    print(f"largest over smallest: {ratios}; smallest over floor: {by[min(args.batch), min(args.nodes)] / floor:.3f}")
+    if args.profile:
+        for n in args.nodes:
+            print(f"nodes {n}\n{profile(decoder.program('step', min(args.batch), n))}", flush=True)
+    if args.out is not None:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        result = {
+            "shape": args.shape.name,
+            "dtype": args.dtype,
+            "commit": commit,
+            "gpu": torch.cuda.get_device_name(),
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            "copy_bandwidth_bytes_per_s": bandwidth,
+            "weight_bytes": weights,
+            "floor_ms": floor,
+            "rows": [asdict(row) for row in rows],
+        }
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / f"step_{args.shape.name}.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The pass over draft blocks as one graph a (sequences, context rows) bucket over static buffers: a GPU's way.
+
+The host writes four numbers a sequence; positions, masks and the copy of the context side by side are the graph's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from draft_service.config import DrafterConfig, LayerAttention
+from draft_service.context_cache import CachedSequence, ContextCache
+from draft_service.model import DraftModel
+from draftwood.device import compiled
+from draftwood.graphs import Graphs
+
+LEAST_ROWS = 256
+
+
+def bucket(count: int, least: int = 1) -> int:
+    """The least power of two that is not smaller than either."""
+    return max(least, 1 << max(count - 1, 0).bit_length())
+
+
+class BlockProgram:
+    """The pass of one bucket: S sequences with at most T context rows each."""
+
+    def __init__(
+        self,
+        model: DraftModel,
+        cache: ContextCache,
+        rotation: tuple[Tensor, Tensor],
+        forward: Callable[..., Tensor],
+        graphs: Graphs,
+        shape: tuple[int, int],
+    ) -> None:
+        self.model, self.cache, self.forward = model, cache, forward
+        self.cos, self.sin = rotation
+        config, (s, t), device = model.config, shape, model.device
+        n, layers, groups = config.block_size, len(config.layers), config.num_kv_heads
+        # Roots, slots, context rows, positions of the roots.
+        self.host = torch.zeros(4, s, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.inputs = torch.zeros(4, s, dtype=torch.int64, device=device)
+        self._block = torch.full((s, n), config.mask_token_id, device=device)
+        self._keys, self._values = (
+            torch.zeros(layers, s, groups, t + n, config.head_dim, dtype=model.dtype, device=device) for _ in range(2)
+        )
+        self.logits = torch.zeros(s, config.max_depth, config.vocab_size, device=device)  # float32
+        self._num_rows = t
+        self.run = graphs.captured(self._run)
+
+    def _run(self) -> None:
+        model, config, t = self.model, self.model.config, self._num_rows
+        self.inputs.copy_(self.host, non_blocking=True)
+        roots, slots, num_rows, lengths = self.inputs.unbind(0)
+        self._block[:, 0] = roots
+        for cached, work in ((self.cache.keys, self._keys), (self.cache.values, self._values)):
+            work[:, :, :, :t] = cached[:, :, :, :t].index_select(1, slots)
+        at = lengths[:, None] + torch.arange(config.block_size, device=model.device)
+        made = {layer: visible(config, layer, num_rows, t) for layer in dict.fromkeys(config.layers)}
+        masks = tuple(made[layer] for layer in config.layers)
+        x, cos, sin = model.embed(self._block), self.cos[at][:, :, None], self.sin[at][:, :, None]
+        _mark(x, cos, sin, self._keys, self._values, masks)
+        hidden = self.forward(x, cos, sin, self._keys, self._values, masks)
+        first = 0 if config.sample_from_anchor else 1
+        self.logits.copy_(model.logits(hidden[:, first : first + config.max_depth]))
+
+
+def visible(config: DrafterConfig, layer: LayerAttention, num_rows: Tensor, t: int) -> Tensor:
+    """Keys that a layer's queries see, bool [S, 1, Q * N, T + N]: context rows from the left, then the block."""
+    n, queries, device = config.block_size, config.num_heads // config.num_kv_heads, num_rows.device
+    node, row = torch.arange(n, device=device), torch.arange(t, device=device)
+    behind = num_rows[:, None, None] + node[:, None] - row  # [S, N, T]
+    context = (row < num_rows[:, None, None]).expand_as(behind)
+    between = node[:, None] - node  # [N, N]
+    block = torch.ones_like(between, dtype=torch.bool)
+    if layer.window is not None:
+        context = context & (behind < layer.window)
+        block = block & (between < layer.window)
+    if layer.is_causal:
+        block = block & (between >= 0)
+    elif layer.window is not None:
+        block = block & (-between < layer.window)
+    mask = torch.cat([context, block.expand(num_rows.shape[0], n, n)], -1)
+    return mask.repeat(1, queries, 1)[:, None]
+
+
+def _mark(x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, masks: Sequence[Tensor]) -> None:
+    """Tells the compiler that sequences and context rows vary; a graph of its own serves one sequence."""
+    mark = torch._dynamo.maybe_mark_dynamic  # pyright: ignore[reportPrivateUsage]
+    for tensor in (keys, values, *masks):
+        mark(tensor, 3)
+    if x.shape[0] > 1:
+        for tensor, dim in ((x, 0), (cos, 0), (sin, 0), (keys, 1), (values, 1), *((mask, 0) for mask in masks)):
+            mark(tensor, dim)
+
+
+class BlockGraphs:
+    """Programs by bucket, made when they are first needed."""
+
+    def __init__(
+        self, model: DraftModel, cache: ContextCache, rotation: tuple[Tensor, Tensor], *, compile_steps: bool
+    ) -> None:
+        self.model, self.cache, self.rotation = model, cache, rotation
+        self.graphs = Graphs(model.device, enabled=True)
+        is_cpu = model.device.type == "cpu"
+        self._forward = compiled(model.forward, enabled=compile_steps, cpp_wrapper=is_cpu)
+        self._programs: dict[tuple[int, int], BlockProgram] = {}
+        for rows in (cache.keys, cache.values):  # what no mask shows is read all the same, and must be a number
+            rows.zero_()
+
+    def logits(self, roots: Sequence[int], sequences: Sequence[CachedSequence]) -> Tensor:
+        """float32 [S, max depth, V], valid until the next pass; rows past the sequences are of no use."""
+        longest = max(s.num_rows for s in sequences)
+        shape = bucket(len(roots)), min(bucket(longest, LEAST_ROWS), self.cache.capacity)
+        program = self._programs.get(shape)
+        if program is None:
+            made = (self.model, self.cache, self.rotation, self._forward, self.graphs, shape)
+            program = self._programs[shape] = BlockProgram(*made)
+        host = program.host.zero_()
+        host[:, : len(roots)] = torch.tensor(
+            [list(roots), [s.slot for s in sequences], [s.num_rows for s in sequences], [s.length for s in sequences]]
+        )
+        program.run()
+        return program.logits
