@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -17,7 +17,7 @@ from verify_service.defaults import Defaults
 from verify_service.draft_client import DraftClient
 from verify_service.engine import Engine
 from verify_service.messages import finished_to_wire, request_from_wire, started_to_wire, tokens_to_wire
-from verify_service.request import Event, Failed, Finished, Started, Tokens, check_request
+from verify_service.request import Event, Failed, Finished, Request, Started, Tokens, check_request
 from verify_service.request_watch import RequestWatch
 
 
@@ -87,39 +87,50 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             peak_memory_bytes=peak_memory_bytes(),
         )
 
-    async def Generate(
+    async def Generate(  # pyright: ignore[reportIncompatibleMethodOverride] - the stubs know only generators
         self,
         request: verify_pb2.GenerateRequest,
         context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
-    ) -> AsyncIterator[verify_pb2.GenerateResponse]:
+    ) -> None:
+        # Not a generator: one that is suspended at a yield when its call is cancelled gets to its `finally` only when it
+        # is collected. And no callback of the context: that would make the call part of a reference cycle.
         watch = self.watch()
-        context.add_done_callback(lambda _context: watch.gone())  # pyright: ignore[reportArgumentType]
-        async with errors_to_status(context), watch.errors():
-            parsed = request_from_wire(request, self.defaults, context.peer())
-            check_request(parsed, self.defaults.limits)
-            parsed = watch.received(parsed)
-            loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        try:
+            async with errors_to_status(context), watch.errors():
+                parsed = request_from_wire(request, self.defaults, context.peer())
+                check_request(parsed, self.defaults.limits)
+                await self._answer(watch.received(parsed), context, watch)
+        finally:
+            watch.gone()
 
-            def emit(event: Event) -> None:
-                loop.call_soon_threadsafe(events.put_nowait, event)
+    async def _answer(
+        self,
+        request: Request,
+        context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
+        watch: RequestWatch,
+    ) -> None:
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
-            sequence_id = self.engine.submit(parsed, emit, timeout_s=_time_left(context))
-            # Not left to a `finally`: a generator that is suspended at a yield when its call is cancelled gets to run
-            # it only when it is collected.
-            context.add_done_callback(lambda _context: self.engine.cancel(sequence_id))  # pyright: ignore[reportArgumentType]
+        def emit(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        sequence_id = self.engine.submit(request, emit, timeout_s=_time_left(context))
+        try:
             while True:
                 match await events.get():
                     case Started() as started:
-                        yield started_to_wire(started, parsed)
+                        await context.write(started_to_wire(started, request))
                     case Tokens() as tokens:
                         watch.grew()
-                        yield tokens_to_wire(tokens)
+                        await context.write(tokens_to_wire(tokens))
                     case Finished() as finished:
                         watch.finished(finished)
-                        yield finished_to_wire(finished)
+                        await context.write(finished_to_wire(finished))
                         return
                     case Failed(error):
                         raise error
+        finally:
+            self.engine.cancel(sequence_id)
 
 
 def _time_left(
