@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from tests.triton_kernels.compiled_kernels import Entry
 
-_INPUTS = {"logits": "*bf16", "temperature": "*fp32", "seed": "*i64", "base_lengths": "*i32", "peaks": "*i64"}
-_INPUTS |= {"sums": "*fp32", "row_stride": "i64", "DEPTHS": "i32", "V": "i32"}
+_INPUTS = {
+    "logits": "*bf16",
+    "temperature": "*fp32",
+    "seed": "*i64",
+    "base_lengths": "*i32",
+    "peaks": "*i64",
+    "sums": "*fp32",
+    "row_stride": "i64",
+    "DEPTHS": "i32",
+    "V": "i32",
+}
 _TILES = {"BLOCK": 4096, "LANES": 64, "MAX_TILES": 64}
-_TREE = dict.fromkeys(("token_ids", "parents", "depths", "num_nodes", "roots", "candidate_ids"), "*i32")
-_TREE |= dict.fromkeys(("budgets", "widths", "spines"), "*i32") | dict.fromkeys(("scores", "log_probs"), "*fp32")
+_TREE = (
+    dict.fromkeys(("token_ids", "parents", "depths", "num_nodes", "roots", "candidate_ids"), "*i32")
+    | dict.fromkeys(("budgets", "widths", "spines"), "*i32")
+    | dict.fromkeys(("scores", "log_probs"), "*fp32")
+)
 
 DRAFTING = (
     Entry("likeliest-survey", "draft_service.triton_kernels.likeliest:_survey_kernel", _INPUTS, _TILES, num_warps=8),

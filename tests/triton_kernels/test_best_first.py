@@ -32,9 +32,10 @@ def compare(parts: tuple[Tensor, ...], n: int, budgets: list[int], widths: list[
         return a, b, c, torch.full((s, n), torch.nan, device=device), e[:, 0].contiguous()
 
     got, want = poisoned(), poisoned()
-    given = (column(list(range(50, 50 + s))), (parts[0], parts[1], parts[2]), *map(column, (budgets, widths, spines)))
-    best_first_trees(*given, got)
-    best_first_trees_plain(*given, want)
+    roots, given = column(list(range(50, 50 + s))), (parts[0], parts[1], parts[2])
+    settings = column(budgets), column(widths), column(spines)
+    best_first_trees(roots, given, *settings, got)
+    best_first_trees_plain(roots, given, *settings, want)
     for name, g, w in zip(("token_ids", "parents", "depths", "log_probs", "num_nodes"), got, want, strict=True):
         assert g.tolist() == w.tolist(), name
 

@@ -1,0 +1,79 @@
+"""Times of Mamba2 tree verify at Nemotron-H's shape: 128 heads of 64, state 128, 8 groups, bfloat16 in and out.
+
+    python -m benchmarks.kernels.mamba2 --out benchmarks/results/h200
+
+The floor counts the bytes of a launch, the float32 state first, over the copy bandwidth of the same run. Errors are
+relative (Frobenius) to float64, of a run with float32 output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernels.timing import copies, copy_bandwidth, sweep, write
+from verify_service.triton_kernels.mamba2_verify import mamba2_verify, mamba2_verify_plain
+
+HK, HV, V, K = 8, 128, 64, 128
+CHANNELS = HV * V + 2 * HK * K
+
+
+def ancestor_words(nodes: int, rng: random.Random) -> Tensor:
+    """[nodes, W] int64 of a tree with long paths and siblings."""
+    seen = [1]
+    for i in range(1, nodes):
+        parent = i - 1 if rng.random() < 0.5 else rng.randrange(max(0, i - 12), i)
+        seen.append(seen[parent] | 1 << i)
+    words = [[(bits >> (64 * w)) & (2**64 - 1) for w in range(-(-nodes // 64))] for bits in seen]
+    return torch.tensor([[w - 2**64 if w >= 2**63 else w for w in row] for row in words])
+
+
+def case(b: int, n: int) -> tuple[Tensor, ...]:
+    """Fresh inputs of one layer."""
+    rng = random.Random(n)
+    conv = torch.nn.functional.silu(torch.randn(b, n, CHANNELS, device="cuda")).bfloat16()
+    dt = torch.nn.functional.softplus(torch.randn(b, n, HV, device="cuda"))
+    g = -dt * torch.rand(HV, device="cuda") * 2
+    words = torch.stack([ancestor_words(n, rng) for _ in range(b)]).cuda()
+    states = torch.randn(b + 1, HV, V, K, device="cuda")
+    slots = torch.arange(1, b + 1, dtype=torch.int32, device="cuda")
+    return conv, g, dt, words, states, slots, torch.randn(HV, device="cuda")
+
+
+def measure(b: int, n: int, bandwidth: float) -> dict[str, Any]:
+    """One shape, checked and timed over as many layers as the cache does not hold."""
+    layers = [case(b, n) for _ in range(min(copies(b * HV * V * K * 4), 48))]
+    exact = torch.empty(b, n, HV, V, dtype=torch.float64, device="cuda")
+    precise = torch.full((b, n, HV, V), torch.nan, device="cuda")
+    mamba2_verify_plain(*layers[0], exact)  # type: ignore[call-arg]
+    mamba2_verify(*layers[0], precise)  # type: ignore[call-arg]
+    error = float((precise.double() - exact).norm() / exact.norm())
+    out = torch.empty(b, n, HV, V, dtype=torch.bfloat16, device="cuda")
+    seconds = sweep([lambda layer=layer: mamba2_verify(*layer, out) for layer in layers])  # type: ignore[call-arg]
+    size = b * (HV * V * K * 4 + n * (CHANNELS * 2 + HV * 8 + HV * V * 2))
+    return {"batch": b, "nodes": n, "us": seconds * 1e6, "floor_us": size / bandwidth * 1e6, "error": error}
+
+
+def main() -> None:
+    """All shapes; results as JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200"), help="Directory for mamba2.json.")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    bandwidth = copy_bandwidth(1 << 30)
+    rows: list[dict[str, Any]] = []
+    for b, n in ((1, 1), (1, 16), (1, 32), (1, 64), (1, 256), (8, 16), (8, 64)):
+        rows.append(measure(b, n, bandwidth))
+        print(rows[-1], flush=True)
+    shape = {"heads": HV, "head_dim": V, "state": K, "groups": HK}
+    write(args.out / "mamba2.json", {"shape": shape, "copy_bandwidth_bytes_per_s": bandwidth, "rows": rows})
+    print("ALL NEAR" if all(row["error"] < 2e-6 for row in rows) else "NOT NEAR")
+
+
+if __name__ == "__main__":
+    main()
