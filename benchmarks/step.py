@@ -12,26 +12,28 @@ import json
 import random
 import statistics
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
-from transformers import AutoConfig
+from torch import Tensor
 
 from draftwood.graphs import Graphs
 from draftwood.layers import PackedLinear
 from verify_service.cache.pages import PageAllocator
-from verify_service.cache.pools import Pools, allocate_pools
+from verify_service.cache.pools import allocate_pools
 from verify_service.cuda.decoder import GraphDecoder
 from verify_service.cuda.programs import StepProgram
 from verify_service.cuda.target import RowTarget
 from verify_service.cuda.triton_set import triton_set
-from verify_service.target.rope import check_rope
-from verify_service.target.spec import SUPPORTED, read_spec, text_config
+from verify_service.drafter import Drafter
+from verify_service.features import load_projector
+from verify_service.request import Request
+from verify_service.sequence import Sequence
+from verify_service.target.loading import load_target
 
 DEVICE = torch.device("cuda")
 PAGE_SIZE = 64
@@ -48,27 +50,6 @@ class Row:
     step: float  # from the host's inputs to the host's results
     products: float  # the matrix products of as many rows alone
     step_over_products: float
-
-
-def random_model(config: Any, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """transformers' model with normal weights, made on the device."""
-    loader: Any = getattr(transformers, SUPPORTED[config.model_type])
-    with torch.device("meta"):
-        model = loader._from_config(config, dtype=dtype, attn_implementation="eager")
-    model = model.to_empty(device=device).requires_grad_(False).eval()
-    is_centred = "Qwen3_5" in type(model).__name__ or "Qwen3Next" in type(model).__name__
-    generator = torch.Generator(device).manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
-            parameter.fill_(0.0 if is_centred and "linear_attn" not in name else 1.0)
-        elif name.endswith("A_log"):
-            parameter.uniform_(0.0, 2.7, generator=generator)
-        else:
-            parameter.normal_(0.0, 0.02, generator=generator)
-    inner: Any = model.base_model
-    with device:
-        inner.rotary_emb = type(inner.rotary_emb)(config)
-    return model
 
 
 def random_tree(num_nodes: int, rng: random.Random, depth: int = 15) -> list[int]:
@@ -144,15 +125,20 @@ def fill(program: StepProgram, context: int, vocab: int, pages: PageAllocator, t
             table[row, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
 
 
-def build(shape: Path, dtype: torch.dtype, *, batch: int, nodes: int, context: int) -> tuple[GraphDecoder, Pools]:
-    """The engine over random weights."""
+def build(shape: Path, draft: Path | None, dtype: torch.dtype, *, batch: int, nodes: int, context: int) -> GraphDecoder:
+    """The engine over random weights, with the feature rows of a drafter if there is one."""
     device = DEVICE
-    config = text_config(AutoConfig.from_pretrained(shape))
-    check_rope(config)
-    spec = read_spec(config, ())
-    model = random_model(config, dtype, device)
+    model, spec = load_target(shape, dtype, device, random_weights=True)
+    projector = load_projector(draft, spec, dtype, device, random_weights=True) if draft else None
     num_slots = (batch * (-(-(context + MARGIN) // PAGE_SIZE)) + 1) * PAGE_SIZE
-    pools = allocate_pools(spec, num_slots=num_slots, num_states=batch + 1, feature_size=0, dtype=dtype, device=device)
+    pools = allocate_pools(
+        spec,
+        num_slots=num_slots,
+        num_states=batch + 1,
+        feature_size=projector.hidden_size if projector else 0,
+        dtype=dtype,
+        device=device,
+    )
     for tensor in (pools.keys, pools.values, pools.states, pools.windows):
         tensor.normal_(0.0, 0.3)
     target = RowTarget(
@@ -160,21 +146,21 @@ def build(shape: Path, dtype: torch.dtype, *, batch: int, nodes: int, context: i
         spec,
         pools,
         triton_set(),
-        tap_layer_ids=(),
+        tap_layer_ids=projector.target_layer_ids if projector else (),
         max_context=context + MARGIN,
         page_size=PAGE_SIZE,
         compile_steps=True,
     )
     decoder = GraphDecoder(
         target,
-        None,
+        projector,
         Graphs(device, enabled=True),
         max_batch=batch,
         max_nodes=nodes,
         max_context=context + MARGIN,
         prefill_tokens=256,
     )
-    return decoder, pools
+    return decoder
 
 
 def measure(decoder: GraphDecoder, batches: list[int], nodes: list[int], context: int) -> Iterator[Row]:
@@ -195,6 +181,24 @@ def measure(decoder: GraphDecoder, batches: list[int], nodes: list[int], context
                 f"batch {b} nodes {n:3d}: step {step:7.3f} products {alone:7.3f} ratio {step / alone:.3f}", flush=True
             )
             yield row
+
+
+def idle(decoder: GraphDecoder, context: int, steps: int = 40) -> float:
+    """Milliseconds between two steps of one answer without drafts in which the GPU has nothing to do: wall time of the
+    engine's own steps, less the time of their graphs."""
+    pages = PageAllocator(decoder.pools.keys.shape[2] // PAGE_SIZE - 1, PAGE_SIZE)
+    request = Request(request_id="idle", prompt=(1,) * context, max_new_tokens=MARGIN)
+    sequence = Sequence(1, request, lambda _: None, 0.0)
+    sequence.pages, sequence.state_slot, sequence.base_length = pages.allocate(context + 2 * steps), 1, context
+    sequence.answer = [1]
+    drafter = Drafter(None, decoder.pools, timeout_s=1.0)
+    program = decoder.program("step", 1, 1)
+    walls: list[float] = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        decoder.step([sequence], drafter)
+        walls.append((time.perf_counter() - started) * 1e3)
+    return statistics.median(walls) - milliseconds(lambda: program.step(has_filters=False))
 
 
 def profile(program: StepProgram, rows: int = 40) -> str:
@@ -218,6 +222,7 @@ def profile(program: StepProgram, rows: int = 40) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("shape", type=Path, help="Directory with the target's config.json.")
+    parser.add_argument("--draft", type=Path, help="Directory with the drafter's config.json: feature rows count, too.")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 16, 32, 64])
     parser.add_argument("--context", type=int, default=1024)
@@ -228,7 +233,7 @@ def main() -> None:
     bandwidth = copy_bandwidth(DEVICE)
     torch.cuda.empty_cache()
     dtype: torch.dtype = getattr(torch, args.dtype)
-    decoder, _ = build(args.shape, dtype, batch=max(args.batch), nodes=max(args.nodes), context=args.context)
+    decoder = build(args.shape, args.draft, dtype, batch=max(args.batch), nodes=max(args.nodes), context=args.context)
     weights = sum(part.weight.nbytes for part in products(decoder.model))
     floor = weights / bandwidth * 1e3
     print(
@@ -238,6 +243,8 @@ def main() -> None:
     by = {(row.batch, row.nodes): row.step for row in rows}
     ratios = {f"batch {b}": by[b, max(args.nodes)] / by[b, min(args.nodes)] for b in args.batch}
     print(f"largest over smallest: {ratios}; smallest over floor: {by[min(args.batch), min(args.nodes)] / floor:.3f}")
+    between = idle(decoder, args.context)
+    print(f"idle between two steps: {between:.3f} ms", flush=True)
     if args.profile:
         for n in args.nodes:
             print(f"nodes {n}\n{profile(decoder.program('step', min(args.batch), n))}", flush=True)
@@ -254,6 +261,7 @@ def main() -> None:
             "copy_bandwidth_bytes_per_s": bandwidth,
             "weight_bytes": weights,
             "floor_ms": floor,
+            "idle_ms": between,
             "rows": [asdict(row) for row in rows],
         }
         args.out.mkdir(parents=True, exist_ok=True)

@@ -6,15 +6,20 @@ The host writes four numbers a sequence; positions, masks and the copy of the co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from draft_service.candidates import TreeOptions
 from draft_service.config import DrafterConfig, LayerAttention
 from draft_service.context_cache import CachedSequence, ContextCache
+from draft_service.device_trees import NODES, WIDTHS, DeviceTrees, TreeKernels, is_for_device, width_of
 from draft_service.model import DraftModel
 from draftwood.device import compiled
 from draftwood.graphs import Graphs
+from draftwood.sampling import SamplingParams
+from draftwood.tree import DraftTree
 
 LEAST_ROWS = 256
 
@@ -35,6 +40,7 @@ class BlockProgram:
         forward: Callable[..., Tensor],
         graphs: Graphs,
         shape: tuple[int, int],
+        logits: Tensor,  # [S, max depth, V] float32, written
     ) -> None:
         self.model, self.cache, self.forward = model, cache, forward
         self.cos, self.sin = rotation
@@ -47,7 +53,7 @@ class BlockProgram:
         self._keys, self._values = (
             torch.zeros(layers, s, groups, t + n, config.head_dim, dtype=model.dtype, device=device) for _ in range(2)
         )
-        self.logits = torch.zeros(s, config.max_depth, config.vocab_size, device=device)  # float32
+        self.logits = logits
         self._num_rows = t
         self.run = graphs.captured(self._run)
 
@@ -101,13 +107,22 @@ class BlockGraphs:
     """Programs by bucket, made when they are first needed."""
 
     def __init__(
-        self, model: DraftModel, cache: ContextCache, rotation: tuple[Tensor, Tensor], *, compile_steps: bool
+        self,
+        model: DraftModel,
+        cache: ContextCache,
+        rotation: tuple[Tensor, Tensor],
+        *,
+        compile_steps: bool,
+        kernels: TreeKernels | None,
     ) -> None:
-        self.model, self.cache, self.rotation = model, cache, rotation
+        """`kernels` make trees on the device; without, on the host."""
+        self.model, self.cache, self.rotation, self.kernels = model, cache, rotation, kernels
         self.graphs = Graphs(model.device, enabled=True)
         is_cpu = model.device.type == "cpu"
         self._forward = compiled(model.forward, enabled=compile_steps, cpp_wrapper=is_cpu)
+        self._logits: dict[int, Tensor] = {}
         self._programs: dict[tuple[int, int], BlockProgram] = {}
+        self._trees: dict[tuple[int, int, int], tuple[DeviceTrees, Callable[[], None]]] = {}
         for rows in (cache.keys, cache.values):  # what no mask shows is read all the same, and must be a number
             rows.zero_()
 
@@ -117,7 +132,7 @@ class BlockGraphs:
         shape = bucket(len(roots)), min(bucket(longest, LEAST_ROWS), self.cache.capacity)
         program = self._programs.get(shape)
         if program is None:
-            made = (self.model, self.cache, self.rotation, self._forward, self.graphs, shape)
+            made = (self.model, self.cache, self.rotation, self._forward, self.graphs, shape, self._logits_of(shape[0]))
             program = self._programs[shape] = BlockProgram(*made)
         host = program.host.zero_()
         host[:, : len(roots)] = torch.tensor(
@@ -125,3 +140,42 @@ class BlockGraphs:
         )
         program.run()
         return program.logits
+
+    def trees(
+        self, sequences: Sequence[CachedSequence], wanted: Sequence[tuple[int, int, TreeOptions, SamplingParams]]
+    ) -> list[DraftTree]:
+        """A pass and its trees, one wait for both; `wanted` as in DeviceTrees.write, all of it for the device."""
+        self.logits([root for root, *_ in wanted], sequences)
+        width = max(width_of(options) for _, _, options, _ in wanted)
+        num_nodes = max(options.tree_budget for _, _, options, _ in wanted) + 1
+        vocab = self.model.config.vocab_size
+        shape = (
+            bucket(len(wanted)),
+            min(next(size for size in WIDTHS if size >= width), vocab),
+            next(size for size in NODES if size >= num_nodes),
+        )
+        trees, run = self._trees.get(shape) or self._new_trees(shape)
+        trees.write(wanted)
+        run()
+        if self.model.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return trees.read(len(wanted))
+
+    def can_make(self, options: TreeOptions, sampling: SamplingParams) -> bool:
+        """Whether a tree is made on the device."""
+        return self.kernels is not None and is_for_device(options, sampling, self.model.config.vocab_size)
+
+    def _new_trees(self, shape: tuple[int, int, int]) -> tuple[DeviceTrees, Callable[[], None]]:
+        assert self.kernels is not None
+        s, width, num_nodes = shape
+        logits = self._logits_of(s)
+        sizes = (s, logits.shape[1], logits.shape[2])
+        trees = DeviceTrees(self.kernels, sizes, width, num_nodes, self.model.device)
+        self._trees[shape] = made = (trees, self.graphs.captured(partial(trees.run, logits)))
+        return made
+
+    def _logits_of(self, s: int) -> Tensor:
+        if s not in self._logits:
+            config = self.model.config
+            self._logits[s] = torch.zeros(s, config.max_depth, config.vocab_size, device=self.model.device)
+        return self._logits[s]

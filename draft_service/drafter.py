@@ -18,6 +18,7 @@ from draft_service.block_graphs import BlockGraphs
 from draft_service.candidates import CandidateRanker, Candidates, TreeOptions, build_tree, likeliest
 from draft_service.closed_sequences import ClosedSequences
 from draft_service.context_cache import CachedSequence, ContextCache, SequenceKey
+from draft_service.device_trees import TreeKernels
 from draft_service.model import DraftModel
 from draft_service.rope import rope_tables
 from draftwood.device import compiled
@@ -96,6 +97,7 @@ class Drafter:
         max_batch: int,
         compile: bool = False,
         graphs: bool | None = None,  # whether passes run over static buffers; None: on a GPU
+        kernels: TreeKernels | None = None,  # that make trees on the device, over static buffers only
     ) -> None:
         self.model, self.config, self.max_batch = model, model.config, max_batch
         self.cache = ContextCache(
@@ -113,7 +115,7 @@ class Drafter:
         self._pass_alone = compiled(model.forward, enabled=compile)
         self._graphs: BlockGraphs | None = None
         if model.device.type == "cuda" if graphs is None else graphs:
-            self._graphs = BlockGraphs(model, self.cache, self._rotation, compile_steps=compile)
+            self._graphs = BlockGraphs(model, self.cache, self._rotation, compile_steps=compile, kernels=kernels)
 
     @torch.inference_mode()
     def step(
@@ -231,6 +233,9 @@ class Drafter:
                 outcome.results[i] = Refused(Reason.DEADLINE, "the deadline passed before the draft pass could start")
             return
         begin = time.perf_counter()
+        if self._draft_on_device(batch, outcome):
+            outcome.draft_s += time.perf_counter() - begin
+            return
         depths = [self._depths(step) for _, step, _ in batch]
         logits = self._logits([step.root for _, step, _ in batch], [s for _, _, s in batch], depths)
         middle = time.perf_counter()
@@ -238,6 +243,17 @@ class Drafter:
             outcome.results[i] = self._tree(step, rows)
         outcome.draft_s += middle - begin
         outcome.tree_s += time.perf_counter() - middle
+
+    def _draft_on_device(self, batch: Sequence[tuple[int, SequenceStep, CachedSequence]], outcome: StepOutcome) -> bool:
+        """Pass and trees without a look at the logits in between; False where a tree needs that."""
+        wanted = [(s.root, s.base_length, s.tree, s.sampling) for _, s, _ in batch if s.tree is not None]
+        graphs = self._graphs
+        if graphs is None or not all(graphs.can_make(options, sampling) for _, _, options, sampling in wanted):
+            return False
+        trees = graphs.trees([sequence for _, _, sequence in batch], wanted)
+        for (i, _, _), tree in zip(batch, trees, strict=True):
+            outcome.results[i] = Drafted(tree)
+        return True
 
     def _depths(self, step: SequenceStep) -> int:
         """Depths worth a product with the head: no tree is deeper than its budget."""

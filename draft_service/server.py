@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 import draftwood
 from draft_service.candidates import TreeOptions
 from draft_service.config import DrafterConfig, read_drafter_config
+from draft_service.device_trees import TreeKernels
 from draft_service.drafter import ContextRows, Drafter, SequenceStep
 from draft_service.model import DraftModel
 from draft_service.servicer import DraftServicer
@@ -30,7 +31,7 @@ from draft_service.tensors import (
 )
 from draftwood.checkpoint import model_id, projection_checksum, resolve, tokenizer_directory, tokenizer_hash
 from draftwood.config import DraftConfig
-from draftwood.device import pick_device, pick_dtype, use_threads
+from draftwood.device import has_triton, pick_device, pick_dtype, use_threads
 from draftwood.errors import ConfigError
 from draftwood.security import OPEN, Security
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
@@ -68,7 +69,13 @@ def load(config: DraftConfig) -> LoadedDrafter:
     else:
         tensors, borrowed = load_drafter_tensors(draft, model_config), load_target_tensors(target, model_config)
     model = DraftModel(tensors, borrowed, model_config, dtype=dtype, device=device)
-    drafter = Drafter(model, max_context=max_context, max_batch=config.max_batch, compile=config.compile)
+    drafter = Drafter(
+        model,
+        max_context=max_context,
+        max_batch=config.max_batch,
+        compile=config.compile,
+        kernels=TreeKernels(plain=False) if device.type == "cuda" and has_triton() else None,
+    )
     warm_up(drafter)
     handshake = draft_pb2.GetDraftModelResponse(
         model=_describe(config, draft, target, model_config, max_context),

@@ -24,6 +24,7 @@ from verify_service.drafter import Drafter, Drafts
 from verify_service.draws import NodeDraws, log_probs_of, logits_row
 from verify_service.observer import SequenceStep, StepObserver
 from verify_service.request import Finished, StageTimes, Started, TokenLogProbs, Tokens, Trace
+from verify_service.scheduler import PREFILL_CHUNK
 from verify_service.sequence import Sequence
 from verify_service.shadow import chain_of, tree_of, union_of
 from verify_service.target.spec import TargetSpec
@@ -53,6 +54,8 @@ class Logits(Protocol):
 
 class Decoder(ABC):
     """What does not depend on how passes run. Runs on the engine's thread."""
+
+    prefill_chunk = PREFILL_CHUNK  # tokens of one prompt in one pass at most
 
     def __init__(self, model: Logits, pools: Pools) -> None:
         self.target, self.pools = model, pools

@@ -8,7 +8,7 @@ from verify_service.fair_queue import FairQueue
 from verify_service.sequence import Sequence
 
 MAX_OVERTAKES = 16
-PREFILL_CHUNK = 64  # tokens of one prompt in one pass at most
+PREFILL_CHUNK = 64  # tokens of one prompt in one pass at most, unless the decoder takes more
 
 
 class Scheduler:
@@ -19,8 +19,16 @@ class Scheduler:
     nobody; after MAX_OVERTAKES of them nobody else does, so that it gets the pages that come free.
     """
 
-    def __init__(self, pages: PageAllocator, slots: SlotAllocator, *, max_batch: int, max_queue: int) -> None:
-        self.pages, self.slots = pages, slots
+    def __init__(
+        self,
+        pages: PageAllocator,
+        slots: SlotAllocator,
+        *,
+        max_batch: int,
+        max_queue: int,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
+        self.pages, self.slots, self.prefill_chunk = pages, slots, prefill_chunk
         self.max_batch, self.max_queue = max_batch, max_queue
         self.waiting = FairQueue(self.tokens_of)
         self.active: list[Sequence] = []
@@ -86,7 +94,7 @@ class Scheduler:
         parts: list[tuple[Sequence, int]] = []
         longest = 0
         for sequence in self.prefilling():
-            length = min(sequence.num_to_prefill, PREFILL_CHUNK, max_tokens)
+            length = min(sequence.num_to_prefill, self.prefill_chunk, max_tokens)
             longest = max(longest, length)
             if (len(parts) + 1) * longest > max_tokens:
                 break

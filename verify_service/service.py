@@ -85,7 +85,13 @@ def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
     make = _pass_decoder if kernels is None else partial(_graph_decoder, kernels=kernels)
     decoder = make(config, model, spec, pools, projector, max_context)
     decoder.debug_steps = config.debug_metrics
-    scheduler = Scheduler(pages, slots, max_batch=config.max_batch, max_queue=config.max_queue)
+    scheduler = Scheduler(
+        pages,
+        slots,
+        max_batch=config.max_batch,
+        max_queue=config.max_queue,
+        prefill_chunk=decoder.prefill_chunk,
+    )
     client = _draft_client(config, security, texts, spec, projector)
     drafter = Drafter(client, pools, timeout_s=config.draft_timeout_ms / 1e3)
     engine = Engine(decoder, scheduler, drafter, prefill_tokens=config.prefill_tokens)

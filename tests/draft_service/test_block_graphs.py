@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
+from draft_service.candidates import TreeOptions
+from draft_service.device_trees import TreeKernels
 from draft_service.drafter import ContextRows, Drafted, Drafter, SequenceStep
+from draftwood.sampling import SamplingParams
 from tests.draft_service.conftest import MakeDrafter, load_drafter
 from tests.draft_service.plain_dflash import MIXED, SLIDING
-from tests.draft_service.test_drafter import TREE, on_time, rows_of
+from tests.draft_service.test_drafter import GREEDY, TREE, on_time, rows_of
 from tests.draft_service.test_model import FLASH
 
 CONFIGS: tuple[dict[str, Any], ...] = (
@@ -29,12 +32,39 @@ def drafts(drafter: Drafter, lengths: dict[int, int]) -> list[Drafted]:
     return results  # pyright: ignore[reportReturnType]
 
 
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("changes", CONFIGS)
-def test_trees_are_the_same(make_drafter: MakeDrafter, changes: dict[str, Any]) -> None:
+def test_trees_are_the_same(make_drafter: MakeDrafter, changes: dict[str, Any], on_device: bool) -> None:
     plain, draft, target = make_drafter(**changes)
-    graphed = load_drafter(draft, target, graphs=True)
+    graphed = load_drafter(draft, target, graphs=True, kernels=TreeKernels(plain=True) if on_device else None)
     for lengths in ({1: 20}, {2: 5, 3: 0, 4: 31}, {1: 21, 2: 40}):
         for wanted, got in zip(drafts(plain, lengths), drafts(graphed, lengths), strict=True):
             assert got.tree.token_ids == wanted.tree.token_ids
             assert got.tree.parents == wanted.tree.parents
             assert got.tree.log_probs == pytest.approx(wanted.tree.log_probs, abs=1e-4)
+
+
+def test_options_and_settings_of_a_batch(make_drafter: MakeDrafter) -> None:
+    """Chains, spines, budgets, widths and noise side by side; what the kernels do not know is the host's."""
+    plain, draft, target = make_drafter()
+    graphed = load_drafter(draft, target, graphs=True, kernels=TreeKernels(plain=True))
+    noisy = SamplingParams(temperature=0.7, seed=2**63 + 9)
+    batches = (
+        ((TreeOptions("dflash", 4, 8), GREEDY), (TreeOptions("ddtree", 20, 4, spine=True), noisy)),
+        ((TREE, noisy), (TreeOptions("dflash", 30, 8), noisy), (TreeOptions("ddtree", 2, 64), GREEDY)),
+        ((TREE, SamplingParams(logit_bias={5: 9.0})), (TreeOptions("ddtree", 6, 4, num_candidates=3), GREEDY)),
+    )
+    for number, batch in enumerate(batches):
+        steps = [
+            SequenceStep(10 * number + i, 1, 9 + i, 40 + i, ContextRows(0, rows_of(9 + i, seed=i)), options, sampling)
+            for i, (options, sampling) in enumerate(batch)
+        ]
+        wanted, got = (drafter.step(1, steps, (), on_time).results for drafter in (plain, graphed))
+        for mine, theirs in zip(got, wanted, strict=True):
+            assert isinstance(mine, Drafted)
+            assert isinstance(theirs, Drafted)
+            assert (mine.tree.token_ids, mine.tree.parents) == (theirs.tree.token_ids, theirs.tree.parents)
+            assert mine.tree.log_probs == pytest.approx(theirs.tree.log_probs, abs=1e-4)
+            assert (mine.candidates is None) == (theirs.candidates is None)
+        for drafter in (plain, graphed):
+            drafter.close_stream(1)

@@ -7,18 +7,16 @@ of different sizes share the large ones (the arena): only one step runs at a tim
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwood.staging import Staging
 from verify_service.target.spec import NO_RECURRENCE, TargetSpec
 
 BLOCK = 64  # nodes a word of the ancestor bitsets
 MAX_STOP_IDS = 16
-_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +71,6 @@ class Draws:
     remaining: Tensor  # [B] int32, tokens that may still be generated
 
 
-class Packed:
-    """Several small tensors in one piece of memory, on the host (pinned where there is a GPU) and on the device."""
-
-    def __init__(self, parts: dict[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> None:
-        sizes = {name: int(np.prod(shape)) * dtype.itemsize for name, (shape, dtype) in parts.items()}
-        total = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values())
-        self.on_host = torch.zeros(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self.on_device = torch.zeros(total, dtype=torch.uint8, device=device)
-        self.host: dict[str, NDArray[Any]] = {}
-        self.device: dict[str, Tensor] = {}
-        begin = 0
-        for name, (shape, dtype) in parts.items():
-            end = begin + sizes[name]
-            self.host[name] = self.on_host[begin:end].view(dtype).view(shape).numpy()
-            self.device[name] = self.on_device[begin:end].view(dtype).view(shape)
-            begin += -(-sizes[name] // _ALIGNMENT) * _ALIGNMENT
-
-    def send(self) -> None:
-        """Host to device."""
-        self.on_device.copy_(self.on_host, non_blocking=True)
-
-    def fetch(self) -> None:
-        """Device to host; to be read after the stream has come to it."""
-        self.on_host.copy_(self.on_device, non_blocking=True)
-
-
 class Arena:
     """The stash and the logits of the largest bucket, of which smaller ones use the beginning."""
 
@@ -150,7 +122,7 @@ class StepBuffers:
     ) -> None:
         self.b, self.n, self.max_path = b, n, max_path
         device, i32, f32 = page_table.device, torch.int32, torch.float32
-        self.inputs = Packed(
+        self.inputs = Staging(
             {
                 "input_ids": ((b, n), torch.int64),
                 "seeds": ((b,), torch.int64),
@@ -189,7 +161,7 @@ class StepBuffers:
         self.input_ids = of["input_ids"]
         self.drawn = new(b, n)  # the token drawn at each node
         rows, each = ((b, max_path), i32), ((b,), i32)
-        self.result = Packed({"path": rows, "tokens": rows, "path_length": each, "finish": each}, device)
+        self.result = Staging({"path": rows, "tokens": rows, "path_length": each, "finish": each}, device)
         self.outcome = Outcome(**self.result.device)
         self.stash = arena.stash(b, n)
         self.hidden = arena.hidden[: b * n].view(b, n, -1)

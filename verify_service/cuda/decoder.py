@@ -52,6 +52,8 @@ class GraphDecoder(Decoder):
         super().__init__(target, target.pools)
         self.model, self.projector, self.graphs = target, projector, graphs
         self.max_batch, self.max_nodes = max_batch, node_bucket(max_nodes)
+        # In float32 the products of longer chains want more shared memory than there is.
+        self.prefill_chunk = PROMPT_NODES[-1] if target.dtype.itemsize == 2 else PROMPT_NODES[-2]
         num_nodes = passed_nodes(max_batch, max_nodes, prefill_tokens)
         self.arena = Arena(target.spec, num_nodes, dtype=target.dtype, device=target.device)
         vocab = target.spec.vocab_size
@@ -88,7 +90,7 @@ class GraphDecoder(Decoder):
             program.step(has_filters=False)
             if n == 1 or number == 1:
                 program.step(has_filters=True)
-        for n in PROMPT_NODES:
+        for n in (n for n in PROMPT_NODES if n <= self.prefill_chunk):
             program = self.program("prompt", 1, n)
             program.buffers.clear()
             program.prefill()

@@ -16,6 +16,7 @@ class KernelSet:
     gdn_verify: Callable[..., None]
     mamba2_conv_gate: Callable[..., None]
     mamba2_verify: Callable[..., None]
+    rotate_heads: Callable[..., None]
     tree_attention: Callable[..., None]
     recurrent_commit: Callable[..., None]
     kv_commit: Callable[..., None]

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from draftwood.layers import PackedLinear
+from draftwood.layers import PackedLinear, RMSNorm, packed
 from verify_service.cuda import operators
-from verify_service.target.fuse import ATTENTION_NAMES, fuse_layer
+from verify_service.target.fuse import ATTENTION_NAMES, fuse_layer, fused_norm
 from verify_service.target.gated_delta_net import TreeGatedDeltaNet
 from verify_service.target.mamba2 import TreeMamba2
 from verify_service.target.short_convolution import TreeShortConv
@@ -114,6 +115,52 @@ class FollowingProjection(nn.Module):
         return part
 
 
+# Attention whose heads of q and k are normed, then rotated; the gated ones have a gate between the heads of q.
+_NORMED = frozenset({"Qwen3Attention", "Qwen3MoeAttention"})
+_GATED = frozenset({"Qwen3NextAttention", "Qwen3_5Attention", "Qwen3_5MoeAttention"})
+
+
+class NormedAttention(nn.Module):
+    """Takes the place of such a layer's attention: everything between its two products is two kernels."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.qkv, self.o_proj = packed(attention.q_proj, attention.k_proj, attention.v_proj), packed(attention.o_proj)
+        q_norm, k_norm = fused_norm(attention.q_norm), fused_norm(attention.k_norm)
+        assert isinstance(q_norm, RMSNorm)
+        assert isinstance(k_norm, RMSNorm)
+        self.q_norm, self.k_norm = q_norm, k_norm
+        self.head_dim, self.scaling = attention.head_dim, attention.scaling
+        self.is_gated = type(attention).__name__ in _GATED
+        self.q_size = attention.q_proj.out_features
+        self.sliding_window: int = getattr(attention, "sliding_window", None) or 0
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *, attention: AttentionRows, **_: Any
+    ) -> tuple[Tensor, None]:
+        projected = self.qkv(hidden_states)[0]  # [M, q | k | v]
+        cos, sin = position_embeddings
+        out = operators.normed_attention(
+            projected,
+            cos[0],
+            sin[0],
+            self.q_norm.weight,
+            self.k_norm.weight,
+            self.q_norm.eps,
+            self.head_dim * (2 if self.is_gated else 1),
+            attention.keys,
+            attention.values,
+            attention.key_pool,
+            attention.value_pool,
+            self.scaling,
+            self.sliding_window,
+        )
+        if self.is_gated:
+            gate = projected[:, : self.q_size].unflatten(-1, (-1, 2, self.head_dim))[:, :, 1]
+            out = out * torch.sigmoid(gate)
+        return self.o_proj(out.flatten(-2)[None]), None
+
+
 class GatedDeltaNetRows(TreeGatedDeltaNet):
     """Takes the place of `layer.linear_attn`; `recurrent` is a RecurrentRows, here and below."""
 
@@ -184,7 +231,12 @@ ADAPTERS = {GDN: GatedDeltaNetRows, MAMBA2: Mamba2Rows, SHORT_CONV: ShortConvRow
 def prepare_layer(layer: Any, index: int, mixers: tuple[str, ...]) -> bool:
     """Swaps the layer's parts in place; returns whether it can be compiled as one graph."""
     if ATTENTION in mixers:
-        _fuse_projections(next(getattr(layer, name) for name in ATTENTION_NAMES if hasattr(layer, name)))
+        name = next(name for name in ATTENTION_NAMES if hasattr(layer, name))
+        attention = getattr(layer, name)
+        if type(attention).__name__ in _NORMED | _GATED and attention.q_proj.bias is None:
+            setattr(layer, name, NormedAttention(attention))
+        else:
+            _fuse_projections(attention)
     return fuse_layer(layer, index, mixers, adapters=ADAPTERS)
 
 

@@ -78,6 +78,42 @@ def _(q: Tensor, *_: object) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
+@torch.library.custom_op("draftwood::normed_attention", mutates_args=("keys", "values"))
+def normed_attention(
+    projected: Tensor,  # [M, q, its gate between the heads where there is one | k | v]
+    cos: Tensor,  # [M, R]
+    sin: Tensor,  # [M, R]
+    q_weight: Tensor,  # [D] float32
+    k_weight: Tensor,  # [D] float32
+    eps: float,
+    step: int,  # from head to head of q
+    keys: Tensor,  # [M, HKV, D]
+    values: Tensor,  # [M, HKV, D]
+    key_pool: Tensor,  # [HKV, S, D]
+    value_pool: Tensor,  # [HKV, S, D]
+    scaling: float,
+    sliding_window: int,  # 0: none
+) -> Tensor:  # [M, HQ, D]
+    p = _running[-1]
+    hkv, d = keys.shape[1:]
+    q = projected.new_empty(projected.shape[0], (projected.shape[1] - 2 * hkv * d) // step, d)
+    p.kernels.rotate_heads(projected, cos, sin, q_weight, k_weight, eps, step, q, keys, values)
+    out = torch.empty_like(q)
+    rows = tuple(p.rows(t) for t in (q, keys, values))
+    settings = (p.structure, p.page_size, scaling, sliding_window or None, None, None)
+    p.kernels.tree_attention(*rows, key_pool, value_pool, *settings, p.rows(out))
+    return out
+
+
+@normed_attention.register_fake
+def _(
+    projected: Tensor, cos: Tensor, sin: Tensor, q: Tensor, k: Tensor, eps: float, step: int, keys: Tensor, *_: object
+) -> Tensor:
+    del cos, sin, q, k, eps
+    hkv, d = keys.shape[1:]
+    return projected.new_empty(projected.shape[0], (projected.shape[1] - 2 * hkv * d) // step, d)
+
+
 @torch.library.custom_op("draftwood::gated_delta_net", mutates_args=("inputs", "conv", "norms", "g", "beta"))
 def gated_delta_net(
     projected: Tensor,  # [M, q | k | v | z | b | a]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwood.layers import rotate
 from draftwood.noise import gumbel
 from draftwood.sampling import SamplingParams, filtered
 from verify_service.cache.pools import Pools
@@ -156,6 +157,28 @@ def mamba2_verify(
     out.copy_(y + skip[:, None] * x)
 
 
+def rotate_heads(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    step: int,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+) -> None:
+    m, hq, d = q.shape
+    hkv, r = keys.shape[1], cos.shape[1]
+    queries, k, v = x.split([hq * step, hkv * d, hkv * d], -1)
+    for part, weight, out in ((queries.view(m, hq, step)[..., :d], q_weight, q), (k.view(m, hkv, d), k_weight, keys)):
+        normed = F.rms_norm(part.float(), (d,), weight, eps).to(x.dtype)
+        turned = rotate(normed[..., :r], cos[:, None], sin[:, None])
+        out.copy_(torch.cat([turned, normed[..., r:]], -1))
+    values.copy_(v.view(m, hkv, d))
+
+
 def tree_attention(
     q: Tensor,  # [B, N, HQ, D]
     k: Tensor,  # [B, N, HKV, D]
@@ -258,6 +281,7 @@ PLAIN = KernelSet(
     gdn_verify=gdn_verify,
     mamba2_conv_gate=mamba2_conv_gate,
     mamba2_verify=mamba2_verify,
+    rotate_heads=rotate_heads,
     tree_attention=tree_attention,
     recurrent_commit=recurrent_commit,
     kv_commit=kv_commit,

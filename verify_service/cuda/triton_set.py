@@ -26,6 +26,7 @@ def triton_set(*, plain: bool = False) -> KernelSet:
         gdn_verify=kernels.gdn_verify,
         mamba2_conv_gate=kernels.mamba2_conv_gate,
         mamba2_verify=kernels.mamba2_verify,
+        rotate_heads=kernels.of("rotate_heads"),
         tree_attention=kernels.tree_attention,
         recurrent_commit=kernels.recurrent_commit,
         kv_commit=kernels.kv_commit,
@@ -46,7 +47,8 @@ class _Kernels:
         self.plain = plain
         self._kept: dict[Any, Any] = {}
 
-    def _of(self, name: str) -> Callable[..., None]:
+    def of(self, name: str) -> Callable[..., None]:
+        """The launcher or the twin."""
         return getattr(_module(name), f"{name}_plain" if self.plain else name)
 
     def _scratch(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -56,7 +58,7 @@ class _Kernels:
 
     def tree_structure(self, s: Structure) -> None:
         derived = (s.positions, s.ancestors, s.depths, s.tree_depth, s.block_depth)
-        self._of("tree_structure")(s.parents, s.num_nodes, s.base_lengths, *derived)
+        self.of("tree_structure")(s.parents, s.num_nodes, s.base_lengths, *derived)
 
     def conv_gate(
         self,
@@ -79,7 +81,7 @@ class _Kernels:
         gates = _module("conv_gate").Gates(a, b, decay, dt_bias, g, beta)
         x = projected[..., : inputs.shape[-1]]
         common = (x, parents, windows, state_slots, weight, None, inputs, conv)
-        self._of("conv_gate")(*common, norms=norms, key_dim=key_dim, gates=gates)
+        self.of("conv_gate")(*common, norms=norms, key_dim=key_dim, gates=gates)
 
     def gdn_verify(
         self,
@@ -98,7 +100,7 @@ class _Kernels:
             ("gdn", b, n), lambda: module.gdn_scratch(b, n, states.shape[1], states.shape[2], conv.device)
         )
         leaving = (out, scratch, module.GatedNorm(*norm))
-        self._of("gdn_verify")(conv, norms, g, beta, s.ancestors, states, s.state_slots, *leaving)
+        self.of("gdn_verify")(conv, norms, g, beta, s.ancestors, states, s.state_slots, *leaving)
 
     def mamba2_conv_gate(
         self,
@@ -118,12 +120,12 @@ class _Kernels:
         beta: Tensor,
     ) -> None:
         gates = _module("conv_gate").Gates(dt, None, decay, dt_bias, g, beta, limits)
-        self._of("conv_gate")(xbc, parents, windows, state_slots, weight, bias, inputs, conv, gates=gates)
+        self.of("conv_gate")(xbc, parents, windows, state_slots, weight, bias, inputs, conv, gates=gates)
 
     def mamba2_verify(
         self, conv: Tensor, g: Tensor, beta: Tensor, s: Structure, states: Tensor, skip: Tensor, out: Tensor
     ) -> None:
-        self._of("mamba2_verify")(conv, g, beta, s.ancestors, states, s.state_slots, skip, out)
+        self.of("mamba2_verify")(conv, g, beta, s.ancestors, states, s.state_slots, skip, out)
 
     def tree_attention(
         self,
@@ -142,7 +144,7 @@ class _Kernels:
     ) -> None:
         pages = (s.page_table, page_size, s.base_lengths, s.ancestors, s.positions)
         optional = (sliding_window, soft_cap, sinks)
-        self._of("tree_attention")(q, k, v, key_pool, value_pool, *pages, scaling, out, *optional)
+        self.of("tree_attention")(q, k, v, key_pool, value_pool, *pages, scaling, out, *optional)
 
     def recurrent_commit(
         self, shape: RecurrentShape, stash: Stash, outcome: Outcome, pools: Pools, s: Structure
@@ -152,19 +154,19 @@ class _Kernels:
             norms = stash.norms if shape.kind == GDN else None
             recurrent = _module("recurrent_commit").RecurrentInputs(stash.conv, norms, stash.g, stash.beta)
         path = (outcome.path, outcome.path_length)
-        self._of("recurrent_commit")(recurrent, stash.inputs, *path, pools.states, pools.windows, s.state_slots)
+        self.of("recurrent_commit")(recurrent, stash.inputs, *path, pools.states, pools.windows, s.state_slots)
 
     def kv_commit(self, stash: Stash, outcome: Outcome, pools: Pools, s: Structure, page_size: int) -> None:
         path = (outcome.path, outcome.path_length, s.base_lengths, s.page_table, page_size)
-        self._of("kv_commit")(stash.keys, stash.values, *path, pools.keys, pools.values)
+        self.of("kv_commit")(stash.keys, stash.values, *path, pools.keys, pools.values)
 
     def sample(self, logits: Tensor, s: Structure, d: Draws, drawn: Tensor, has_filters: bool) -> None:
         module = _module("sample")
         rows = logits.shape[0] * logits.shape[1]
         workspace = self._scratch(("sample", rows), lambda: module.sample_workspace(rows, torch.device(logits.device)))
         sampling = module.RowSampling(d.temperature, d.top_k, d.top_p, d.min_p, d.seeds)
-        self._of("sample")(logits, s.positions, s.num_nodes, sampling, drawn, workspace, has_filters=has_filters)
+        self.of("sample")(logits, s.positions, s.num_nodes, sampling, drawn, workspace, has_filters=has_filters)
 
     def accept_walk(self, input_ids: Tensor, s: Structure, drawn: Tensor, d: Draws, outcome: Outcome) -> None:
         result = (outcome.path, outcome.path_length, outcome.tokens, outcome.finish)
-        self._of("accept_walk")(input_ids, s.parents, s.num_nodes, drawn, d.stop_ids, d.remaining, result)
+        self.of("accept_walk")(input_ids, s.parents, s.num_nodes, drawn, d.stop_ids, d.remaining, result)

@@ -1,0 +1,32 @@
+"""What launches share: limits on shapes, and the overlap of a kernel's start with the end of the one before."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+from draftwood.errors import UnsupportedModelError
+
+
+def require(holds: bool, field: str, limit: str) -> None:
+    """Raises UnsupportedModelError for a shape that a kernel does not take."""
+    if not holds:
+        raise UnsupportedModelError(f"{field} {limit} on a GPU", field=field)
+
+
+def overlaps(device: torch.device) -> bool:
+    """Whether a kernel may start before the one ahead of it has ended: from compute capability 9.0 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@triton.jit
+def wait_for_inputs(OVERLAPS: tl.constexpr):
+    """Returns when the kernels ahead have ended; lets the next one start.
+
+    In this order, so that a kernel that has not waited yet may read whatever the last but one wrote.
+    """
+    if OVERLAPS:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
