@@ -1,18 +1,40 @@
-"""Matrix products that kernels share: exact where the operands are 16-bit, near float32 where they are not."""
+"""Matrix products in float32 accuracy on units of 16 bits, and what they are split into."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-# The interpreter multiplies the bit patterns of bfloat16; there operands are widened first, which changes no product.
+# The interpreter multiplies the bit patterns of bfloat16, and cuts off where a GPU rounds. There operands are widened
+# before a product, which changes none, and are split in float32.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def product(x, y, accumulator):
-    """accumulator + x @ y in float32; products of 16-bit operands are exact."""
+def product(x, y, total):
+    """total + x @ y in float32. Products of 16-bit operands are exact; of float32 ones, near so (three tf32 products)."""
     if INTERPRETED:
-        return accumulator + tl.dot(x.to(tl.float32), y.to(tl.float32), input_precision="ieee")
+        return total + tl.dot(x.to(tl.float32), y.to(tl.float32), input_precision="ieee")
     else:
-        return tl.dot(x, y, accumulator, input_precision="tf32x3")
+        return tl.dot(x, y, total, input_precision="tf32x3")
+
+
+@triton.jit
+def split(x):
+    """Three bfloat16 whose sum is x to its last bit."""
+    first = x.to(tl.bfloat16)
+    rest = x - first.to(tl.float32)
+    second = rest.to(tl.bfloat16)
+    return first, second, (rest - second.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def product_of_parts(x, first, second, third, total):
+    """total + x @ (first + second + third) for x in float32: the six products of 16 bits that count, smallest first."""
+    x1, x2, x3 = split(x)
+    total = product(x3, first, total)
+    total = product(x1, third, total)
+    total = product(x2, second, total)
+    total = product(x2, first, total)
+    total = product(x1, second, total)
+    return product(x1, first, total)

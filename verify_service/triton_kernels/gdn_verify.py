@@ -1,0 +1,246 @@
+"""Gated DeltaNet over a tree: outputs of all nodes from one read of the committed state S0.
+
+    R_i = b_i (v_i - e^(G_i) S0 k_i)        o_i = e^(G_i) S0 q_i + sum over j = i and its ancestors of M_ij R_j
+
+with M of gdn_matrices.py and G_i the sum of g from the root to i (arXiv 2406.06484, section 3, for trees). S0 is taken in
+three bfloat16 parts, M and R likewise, so that units of 16 bits give float32 accuracy. Of more than 64 nodes, blocks of 64
+follow each other: R of a block is less what U = (I + A)^-1 R of the blocks before it adds, and so are its outputs more.
+
+A head's outputs may leave through the layer's gated norm, w rmsnorm(o) silu(z), rounded as transformers rounds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from verify_service.kernels import gdn_verify as cpu
+from verify_service.triton_kernels.gdn_matrices import gdn_matrices_kernel
+from verify_service.triton_kernels.launching import overlaps, require, wait_for_inputs
+from verify_service.triton_kernels.products import product, product_of_parts, split
+
+BLOCK = 64  # nodes
+MAX_NODES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class GatedNorm:
+    """The norm that a layer's outputs leave through."""
+
+    gate: Tensor  # [B, N, HV V] z; rows may be strided
+    weight: Tensor  # [V]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class GdnScratch:
+    """What a launch writes for itself. One serves all layers; an element may hold anything before."""
+
+    matrices: Tensor  # [B HV, tiles, 2, 3, BT, BT] bfloat16
+    factors: Tensor  # [B HV, 3, blocks BT] float32: e^G |q|^-1, beta, e^G |k|^-1
+    solve: Tensor  # [B HV, tiles, BT BT + 16 BT] float32: A and the inverses of its diagonal blocks
+    carried: Tensor  # [B HV, blocks, V, BT] float32: U, of more than one block
+
+
+def gdn_scratch(batch: int, num_nodes: int, num_heads: int, value_dim: int, device: torch.device) -> GdnScratch:
+    """Scratch for trees of `num_nodes` and less."""
+    block, blocks = _blocks(num_nodes)
+    rows, tiles = batch * num_heads, blocks * (blocks + 1) // 2
+    return GdnScratch(
+        torch.empty(rows, tiles, 2, 3, block, block, dtype=torch.bfloat16, device=device),
+        torch.empty(rows, 3, blocks * block, device=device),
+        torch.empty(rows, tiles, block * block + 16 * block, device=device),
+        torch.empty(rows, blocks if blocks > 1 else 0, value_dim, block, device=device),
+    )
+
+
+def _blocks(num_nodes: int) -> tuple[int, int]:
+    """Nodes of a block, and blocks."""
+    block = min(BLOCK, max(16, triton.next_power_of_2(num_nodes)))
+    return block, triton.cdiv(num_nodes, block)
+
+
+@triton.jit
+def _leave(
+    out, values, gate, gate_row, weight, eps, nodes, dims, N, HV: tl.constexpr, V: tl.constexpr, NORM: tl.constexpr
+):
+    """Stores [V, nodes] of a head, through the gated norm if there is one. Pointers are at row 0 of the head."""
+    mask = (nodes < N)[None, :]
+    if NORM:
+        rounded = values.to(gate.dtype.element_ty).to(tl.float32)
+        normed = rounded * (1.0 / tl.sqrt(tl.sum(rounded * rounded, 0) / V + eps))[None, :]
+        scale = tl.load(weight + dims)
+        scaled = scale.to(tl.float32)[:, None] * normed.to(gate.dtype.element_ty).to(tl.float32)
+        # A weight in the activations' format gives a product in it.
+        if weight.dtype.element_ty == gate.dtype.element_ty:
+            scaled = scaled.to(gate.dtype.element_ty).to(tl.float32)
+        z = tl.load(gate + nodes[None, :] * gate_row + dims[:, None], mask=mask, other=0.0).to(tl.float32)
+        values = scaled * (z / (1.0 + tl.exp(-z)))
+    tl.store(out + nodes[None, :] * HV * V + dims[:, None], values.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gdn_verify_kernel(
+    conv, matrices, factors, carried, states, slots, out, gate, gate_batch, gate_row, weight, eps, N,
+    C: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    BK: tl.constexpr, BT: tl.constexpr, BLOCKS: tl.constexpr, NORM: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """grid (B HV, V / BV): BV of a head's values for all nodes. Everything is transposed, so that S0 [V, K] comes as it
+    lies and its parts stay in registers."""
+    row = tl.program_id(0).to(tl.int64)
+    TILES: tl.constexpr = BLOCKS * (BLOCKS + 1) // 2
+    b, hv = row // HV, row % HV
+    hk = hv // (HV // HK)
+    dims = tl.program_id(1) * BV + tl.arange(0, BV)
+    t = tl.arange(0, BT)
+    slot = tl.load(slots + b).to(tl.int64)
+    state = states + (slot * HV + hv) * V * K + dims[:, None] * K
+    conv += b * N * C
+    out += b * N * HV * V + hv * V
+    gate += b * gate_batch + hv * V
+    matrices += row * TILES * 6 * BT * BT + t[None, :] * BT + t[:, None]
+    factors += row * BLOCKS * BT * 3
+    carried += row * BLOCKS * V * BT + dims[:, None] * BT + t[None, :]
+    for r in range(BLOCKS):
+        nodes = r * BT + t
+        is_node = (nodes < N)[None, :]
+        read_k = tl.zeros([BV, BT], tl.float32)
+        read_q = tl.zeros([BV, BT], tl.float32)
+        for start in tl.static_range(0, K, BK):
+            keys = start + tl.arange(0, BK)
+            here = conv + nodes[None, :] * C + hk * K + keys[:, None]
+            q = tl.load(here, mask=is_node, other=0.0)
+            k = tl.load(here + HK * K, mask=is_node, other=0.0)
+            s = tl.load(state + keys[None, :])
+            if k.dtype == tl.bfloat16:
+                part1, part2, part3 = split(s)
+                read_k = product(part1, k, product(part2, k, product(part3, k, read_k)))
+                read_q = product(part1, q, product(part2, q, product(part3, q, read_q)))
+            else:
+                read_k = product(s, k.to(tl.float32), read_k)
+                read_q = product(s, q.to(tl.float32), read_q)
+        v = tl.load(conv + nodes[None, :] * C + 2 * HK * K + hv * V + dims[:, None], mask=is_node, other=0.0)
+        if OVERLAPS and r == 0:
+            wait_for_inputs(OVERLAPS)
+        total = read_q * tl.load(factors + nodes)[None, :]
+        right = v.to(tl.float32) - read_k * tl.load(factors + 2 * BLOCKS * BT + nodes)[None, :]
+        right = right * tl.load(factors + BLOCKS * BT + nodes)[None, :]
+        tile = matrices + r * (r + 1) // 2 * 6 * BT * BT
+        for c in range(r):
+            u = tl.load(carried + c * V * BT)
+            at = tile + c * 6 * BT * BT
+            total = product_of_parts(u, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), total)
+            at += 3 * BT * BT
+            right = product_of_parts(-u, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), right)
+        at = tile + r * 6 * BT * BT
+        total = product_of_parts(right, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), total)
+        if r + 1 < BLOCKS:
+            at += 3 * BT * BT
+            u = tl.zeros([BV, BT], tl.float32)
+            u = product_of_parts(right, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), u)
+            tl.store(carried + r * V * BT, u)
+            tl.debug_barrier()
+        _leave(out, total, gate, gate_row, weight, eps, nodes, dims, N, HV, V, NORM)
+
+
+@triton.jit
+def gdn_root_kernel(
+    conv, norms, g, beta, states, slots, out, gate, gate_batch, gate_row, weight, eps, scale,
+    C: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    NORM: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """grid (B HV, V / BV): a lone root, which has no pairs and no solve."""
+    row = tl.program_id(0).to(tl.int64)
+    b, hv = row // HV, row % HV
+    hk = hv // (HV // HK)
+    dims, keys = tl.program_id(1) * BV + tl.arange(0, BV), tl.arange(0, K)
+    slot = tl.load(slots + b).to(tl.int64)
+    s = tl.load(states + (slot * HV + hv) * V * K + dims[:, None] * K + keys[None, :])
+    wait_for_inputs(OVERLAPS)
+    q = tl.load(conv + b * C + hk * K + keys).to(tl.float32) * (tl.load(norms + b * 2 * HK + hk) * scale)
+    k = tl.load(conv + b * C + HK * K + hk * K + keys).to(tl.float32) * tl.load(norms + b * 2 * HK + HK + hk)
+    v = tl.load(conv + b * C + 2 * HK * K + hv * V + dims).to(tl.float32)
+    decay = tl.exp(tl.load(g + row))
+    u = (v - tl.sum(s * k[None, :], 1) * decay) * tl.load(beta + row)
+    total = tl.sum(s * q[None, :], 1) * decay + tl.sum(q * k, 0) * u
+    node = tl.arange(0, 1)
+    out += b * HV * V + hv * V
+    _leave(out, total[:, None], gate + b * gate_batch + hv * V, gate_row, weight, eps, node, dims, 1, HV, V, NORM)
+
+
+def gdn_verify(
+    conv: Tensor,  # [B, N, 2 HK K + HV V] q | k | v after convolution
+    norms: Tensor,  # [B, N, 2 HK] float32: 1 / |q| and 1 / |k|
+    g: Tensor,  # [B, N, HV] float32, log decay, at most 0
+    beta: Tensor,  # [B, N, HV] float32
+    ancestors: Tensor,  # [B, N, ceil(N / 64)] int64: bit j of word w is set where node 64 w + j is i or its ancestor
+    states: Tensor,  # [T, HV, V, K] float32, committed, of one layer
+    state_slots: Tensor,  # [B] int32
+    out: Tensor,  # [B, N, HV, V] written
+    scratch: GdnScratch,  # of at least these sizes, and of as many blocks
+    norm: GatedNorm | None = None,
+) -> None:
+    """Raises UnsupportedModelError where K or V is no power of two of 16 to 256, or above 256 nodes."""
+    b, n, channels = conv.shape
+    heads, value_dim, key_dim = states.shape[1:]
+    key_heads = norms.shape[-1] // 2
+    for field, size in (("linear_key_head_dim", key_dim), ("linear_value_head_dim", value_dim)):
+        require(size in (16, 32, 64, 128, 256), field, f"must be 16, 32, 64, 128 or 256, not {size},")
+    require(n <= MAX_NODES, "tree_budget", f"allows {MAX_NODES} nodes, not {n},")
+    gate, weight, eps = (out, out, 0.0) if norm is None else (norm.gate, norm.weight, norm.eps)
+    leaving = (out, gate, gate.stride(0), gate.stride(1), weight, eps)
+    overlap = overlaps(conv.device)
+    if n == 1:
+        rows = value_dim if norm is not None else min(value_dim, 32)
+        gdn_root_kernel[(b * heads, value_dim // rows)](
+            conv, norms, g, beta, states, state_slots, *leaving, key_dim**-0.5, channels, key_heads, heads, key_dim,
+            value_dim, rows, norm is not None, overlap, num_warps=max(1, rows * key_dim // 2048), launch_pdl=overlap,
+        )  # fmt: skip
+        return
+    block, blocks = _blocks(n)
+    gdn_matrices_kernel[(b * heads, blocks * (blocks + 1) // 2)](
+        conv, norms, g, beta, ancestors, scratch.matrices, scratch.factors, scratch.solve, n, key_dim**-0.5, channels,
+        key_heads, heads, key_dim, block, blocks, overlap, num_warps=4, launch_pdl=overlap,
+    )  # fmt: skip
+    rows = value_dim if norm is not None else min(value_dim, 64)
+    gdn_verify_kernel[(b * heads, value_dim // rows)](
+        conv, scratch.matrices, scratch.factors, scratch.carried, states, state_slots, *leaving, n, channels, key_heads,
+        heads, key_dim, value_dim, rows, min(key_dim, 64), block, blocks, norm is not None, overlap,
+        num_warps=8 if rows >= 128 else 4, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def gdn_verify_plain(
+    conv: Tensor,
+    norms: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    ancestors: Tensor,
+    states: Tensor,
+    state_slots: Tensor,
+    out: Tensor,
+    scratch: GdnScratch,  # noqa: ARG001 — a kernel's
+    norm: GatedNorm | None = None,
+) -> None:
+    """What `gdn_verify` computes, shapes and all."""
+    b, n, _channels = conv.shape
+    heads, value_dim, key_dim = states.shape[1:]
+    key_heads = norms.shape[-1] // 2
+    q, k, v = conv.float().split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], -1)
+    qk = torch.cat([q, k], -1).view(b, n, 2, key_heads, key_dim) * norms.view(b, n, 2, key_heads, 1)
+    nodes = torch.arange(n, device=conv.device)
+    inclusive = ((ancestors[:, :, nodes // 64] >> (nodes % 64)) & 1).float()
+    off_path = torch.zeros_like(inclusive).masked_fill_(inclusive == 0, -torch.inf)
+    value = v.view(b, n, heads, value_dim)
+    state = states[state_slots.long()]
+    total = cpu.gdn_verify(qk[:, :, 0], qk[:, :, 1], value, g, beta, state, inclusive, off_path)
+    if norm is not None:
+        gate = norm.gate.unflatten(-1, (heads, value_dim))
+        normed = F.rms_norm(total.to(gate.dtype).float(), (value_dim,), None, norm.eps).to(gate.dtype)
+        total = (norm.weight * normed) * F.silu(gate.float())
+    out.copy_(total)
