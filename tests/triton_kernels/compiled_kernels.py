@@ -58,15 +58,12 @@ GDN_MATRICES = pointers(
     bf16="conv matrices", fp32="norms g beta factors scratch", i64="ancestors", i32_="N", fp32_="scale"
 )
 GDN_VERIFY = pointers(
-    bf16="conv matrices out gate weight",
-    fp32="factors carried states",
-    i32="slots",
-    i32_="gate_batch gate_row N",
-    fp32_="eps",
+    bf16="conv matrices out", fp32="factors carried states", i32="slots", i32_="N"
 )
 GDN_ROOT = pointers(
-    bf16="conv out gate weight", fp32="norms g beta states", i32="slots", i32_="gate_batch gate_row", fp32_="eps scale"
+    bf16="conv out gate weight", fp32="norms g beta states", i32="slots", i32_="gate_batch", fp32_="eps scale"
 )
+GATED_NORM = pointers(bf16="out gate weight", i32_="gate_batch gate_row N rows", fp32_="eps")
 RECURRENT_COMMIT = pointers(
     bf16="conv inputs windows", fp32="norms g beta states", i32="path length slots snapshots", i32_="B N T"
 )
@@ -76,7 +73,7 @@ def gdn_entries() -> tuple[Entry, ...]:
     """The kernels of Gated DeltaNet layers at served sizes."""
     conv = {"C": 10240, "TAPS": 4, "NORMED": 32, "HV": 48, "HVP": 64, "BC": 128, "BN": 8}
     conv |= {"HAS_BIAS": False, "SILU": True, "IS_DELTA": True, "OVERLAPS": True}
-    commit = {"D": 16, "HK": 16, "HV": 48, "K": 128, "V": 128, "C": 10240, "TAPS": 4, "BV": 32, "BC": 1024}
+    commit = {"D": 16, "HK": 16, "HV": 48, "K": 128, "V": 128, "C": 10240, "TAPS": 4, "BV": 16, "KC": 32, "BC": 1024}
     verify = GDN | {"V": 128, "BK": 64}
     whole = {"V": 128, "BV": 128, "NORM": True}
     module = f"{KERNELS}.gdn_matrices:gdn_matrices_kernel"
@@ -87,18 +84,23 @@ def gdn_entries() -> tuple[Entry, ...]:
     module = f"{KERNELS}.gdn_verify:gdn_verify_kernel"
     verifies = tuple(
         Entry(
-            f"gdn_verify-{block}x{blocks}-{rows}",
+            f"gdn_verify-{block}x{blocks}",
             module,
             GDN_VERIFY,
-            verify | {"BT": block, "BLOCKS": blocks, "BV": rows, "NORM": rows == 128},
-            num_warps=8 if rows == 128 else 4,
+            verify | {"BT": block, "BLOCKS": blocks, "BV": 64},
         )
-        for block, blocks, rows in ((16, 1, 128), (32, 1, 128), (64, 1, 128), (64, 1, 64), (64, 4, 128))
+        for block, blocks in ((16, 1), (32, 1), (64, 1), (64, 4))
     )
     return (
         Entry("conv_gate", f"{KERNELS}.conv_gate:conv_gate_kernel", CONV_GATE, conv),
         *matrices,
         *verifies,
+        Entry(
+            "gated_norm",
+            f"{KERNELS}.gdn_verify:gated_norm_kernel",
+            GATED_NORM,
+            {"HV": 48, "V": 128, "BR": 16, "OVERLAPS": True},
+        ),
         Entry("gdn_root", f"{KERNELS}.gdn_verify:gdn_root_kernel", GDN_ROOT, GDN | whole, num_warps=8),
         *(
             Entry(
@@ -106,6 +108,7 @@ def gdn_entries() -> tuple[Entry, ...]:
                 f"{KERNELS}.recurrent_commit:recurrent_commit_kernel",
                 RECURRENT_COMMIT,
                 commit | {"IS_DELTA": True, "HAS_SNAPSHOTS": snapshots},
+                num_warps=1,
             )
             for snapshots in (False, True)
         ),

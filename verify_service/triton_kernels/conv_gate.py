@@ -83,8 +83,8 @@ def conv_gate_kernel(
     """grid (ceil(C / BC) + (HV > 0), ceil(N / BN), B): BC channels, a head where heads are normed, of BN nodes."""
     group, b = tl.program_id(0), tl.program_id(2).to(tl.int64)
     nodes = tl.program_id(1) * BN + tl.arange(0, BN)
-    wait_for_inputs(OVERLAPS)
     if group * BC >= C:
+        wait_for_inputs(OVERLAPS)
         _write_gates(
             step, step_batch, step_row, write, write_batch, write_row, decay, dt_bias, g, beta, low, high, b, nodes,
             N, HV, HVP, IS_DELTA,
@@ -92,36 +92,41 @@ def conv_gate_kernel(
     else:
         channels = group * BC + tl.arange(0, BC)
         is_channel = (channels < C)[None, :]
-        is_node = nodes < N
+        mask = (nodes < N)[:, None] & is_channel
         slot = tl.load(slots + b).to(tl.int64)
         committed = window + slot * (TAPS - 1) * C + channels[None, :]
-        own = tl.load(
-            x + b * x_batch + nodes[:, None] * x_row + channels[None, :], mask=is_node[:, None] & is_channel, other=0.0
-        )
-        tl.store(inputs + (b * N + nodes[:, None]) * C + channels[None, :], own, mask=is_node[:, None] & is_channel)
-        taken = tl.load(weight + (TAPS - 1) * C + channels, mask=channels < C, other=0.0)
-        total = own.to(tl.float32) * taken[None, :]
         # Where a walk from each node stands: a node, or -1, -2, … for the newest, second newest, … column of the window.
-        current = tl.where(is_node, nodes, -1)
+        # Neither parents nor the window were written by the kernels just ahead.
+        current = tl.where(nodes < N, nodes, -1)
+        walks = ()
+        weights = (tl.load(weight + (TAPS - 1) * C + channels, mask=channels < C, other=0.0),)
         for tap in tl.static_range(1, TAPS):
             up = tl.load(parents + b * N + current, mask=current >= 0, other=0)
             current = tl.where(current >= 0, up, current - 1)
-            inside = (current >= 0)[:, None] & is_channel
             above = (current < 0)[:, None] & is_channel
-            near = tl.load(x + b * x_batch + current[:, None] * x_row + channels[None, :], mask=inside, other=0.0)
             far = tl.load(committed + (TAPS - 1 + current[:, None]) * C, mask=above, other=0.0)
+            walks = walks + ((current, far),)  # noqa: RUF005 — Triton has no unpacking
             taken = tl.load(weight + (TAPS - 1 - tap) * C + channels, mask=channels < C, other=0.0)
-            total += tl.where(inside, near, far).to(tl.float32) * taken[None, :]
+            weights = weights + (taken,)  # noqa: RUF005
+        wait_for_inputs(OVERLAPS)
+        own = tl.load(x + b * x_batch + nodes[:, None] * x_row + channels[None, :], mask=mask, other=0.0)
+        total = own.to(tl.float32) * weights[0][None, :]
+        for tap in tl.static_range(1, TAPS):
+            current, far = walks[tap - 1]
+            inside = (current >= 0)[:, None] & is_channel
+            near = tl.load(x + b * x_batch + current[:, None] * x_row + channels[None, :], mask=inside, other=0.0)
+            total += tl.where(inside, near, far).to(tl.float32) * weights[tap][None, :]
+        tl.store(inputs + (b * N + nodes[:, None]) * C + channels[None, :], own, mask=mask)
         if HAS_BIAS:
             total += tl.load(bias + channels, mask=channels < C, other=0.0)[None, :]
         if SILU:
             total = total / (1.0 + tl.exp(-total))
         rounded = total.to(conv.dtype.element_ty)
-        tl.store(conv + (b * N + nodes[:, None]) * C + channels[None, :], rounded, mask=is_node[:, None] & is_channel)
+        tl.store(conv + (b * N + nodes[:, None]) * C + channels[None, :], rounded, mask=mask)
         if group < NORMED:
             seen = rounded.to(tl.float32)
             length = tl.sqrt(tl.sum(seen * seen, 1) + 1e-6)
-            tl.store(norms + (b * N + nodes) * NORMED + group, 1.0 / length, mask=is_node)
+            tl.store(norms + (b * N + nodes) * NORMED + group, 1.0 / length, mask=nodes < N)
 
 
 def conv_gate(

@@ -4,7 +4,7 @@
     M = P (I + A)^-1 within a block of nodes, so that its outputs are   e^G_i S0 q_i + sum over j of M_ij R_j
 
 (gdn_verify.py has R.) M (I + A) = P is solved by substitution over columns, from the last: blocks of 16 columns one after
-the other, each with the inverse of its diagonal block, which rows of float32 products and sums give. Never by powers of
+the other, each with the inverse of its diagonal block, whose rows come in turn in float32. Never by powers of
 A, which on repeated keys lose what they cancel. Rows of M do not meet, so a node's outputs depend on its path alone.
 Grams are of the rounded q and k, whose products are exact; their norms are applied afterwards.
 
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from verify_service.triton_kernels.launching import wait_for_inputs
-from verify_service.triton_kernels.products import product, split
+from verify_service.triton_kernels.products import product, product_of_parts, split
 
 
 @triton.jit
@@ -35,27 +35,19 @@ def _path_sums(g, ancestors, nodes, N, HV: tl.constexpr, BT: tl.constexpr, BLOCK
 
 
 @triton.jit
-def _column(
-    conv, norms, g, ancestors, q, k, nodes, total, first, block, N, C: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr,
-    K: tl.constexpr, BT: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """16 columns of decayed grams, (e^(G_i - G_j) k_i . k_j |k_j|^-1 of proper ancestors, the same of q and all)."""
-    others = block * BT + first + tl.arange(0, 16)
-    is_other = others < N
-    key = tl.load(conv + HK * K + others[None, :] * C + tl.arange(0, K)[:, None], mask=is_other[None, :], other=0.0)
-    zeros = tl.zeros([BT, 16], tl.float32)
-    kk, qk = product(k, key, zeros), product(q, key, zeros)
-    norm = tl.load(norms + others * 2 * HK + HK, mask=is_other, other=0.0)
-    before = _path_sums(g, ancestors, others, N, HV, BT, BLOCKS)
-    bits = tl.load(ancestors + nodes * BLOCKS + block, mask=nodes < N, other=0)
-    on_path = ((bits[:, None] >> (first + tl.arange(0, 16))[None, :].to(tl.int64)) & 1) != 0
-    decay = tl.exp(tl.where(on_path, total[:, None] - before[None, :], float("-inf"))) * norm[None, :]
-    return tl.where(nodes[:, None] == others[None, :], 0.0, decay * kk), decay * qk
+def _halves(x):
+    """Left and right columns of [., 2 n]; they are in registers of the same threads."""
+    return x.reshape(x.shape[0], 2, x.shape[1] // 2).permute(0, 2, 1).split()
 
 
 @triton.jit
-def _store_parts(matrix, x, first, BT: tl.constexpr):
-    at = matrix + tl.arange(0, BT)[:, None] * BT + first + tl.arange(0, 16)[None, :]
+def _side_by_side(left, right):
+    return tl.join(left, right).permute(0, 2, 1).reshape(left.shape[0], 2 * left.shape[1])
+
+
+@triton.jit
+def _store_parts(matrix, x, BT: tl.constexpr):
+    at = matrix + tl.arange(0, BT)[:, None] * BT + tl.arange(0, BT)[None, :]
     part1, part2, part3 = split(x)
     tl.store(at, part1)
     tl.store(at + BT * BT, part2)
@@ -73,39 +65,57 @@ def _invert_diagonal(lower, inverse, BT: tl.constexpr):
         row = tl.where(column == i, 1.0, 0.0)
         for j in tl.static_range(0, i):
             row -= tl.load(base + i * BT + j) * rows[j]
-        rows = rows + (row,)
+        rows = rows + (row,)  # noqa: RUF005 — Triton has no unpacking
     for i in tl.static_range(16):
         tl.store(inverse + block * 256 + i * 16 + column, rows[i])
 
 
 @triton.jit
-def _less(x, solved, lower, row, first, BT: tl.constexpr):
-    """x - solved @ (16 x 16 block of `lower` at (row, first))."""
-    at = lower + (row + tl.arange(0, 16))[:, None] * BT + first + tl.arange(0, 16)[None, :]
-    return product(-solved, tl.load(at), x)
+def _block(matrix, width: tl.constexpr, row, column):
+    """The 16 x 16 block at (row, column) of [., width], in parts."""
+    at = matrix + (row + tl.arange(0, 16))[:, None] * width + column + tl.arange(0, 16)[None, :]
+    return split(tl.load(at))
 
 
 @triton.jit
-def _times_inverse(x, inverse, block):
-    at = inverse + block * 256 + tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
-    return product(x, tl.load(at), tl.zeros_like(x))
+def _below(lower, BT: tl.constexpr):
+    """Blocks of `lower` [BT, BT] below its diagonal, in the order of their use: (3, 2), (3, 1), (2, 1), (3, 0), …"""
+    blocks = ()
+    for column in tl.static_range(BT // 16 - 2, -1, -1):
+        for row in tl.static_range(BT // 16 - 1, column, -1):
+            blocks = blocks + (_block(lower, BT, row * 16, column * 16),)  # noqa: RUF005
+    return blocks
 
 
 @triton.jit
-def _solve(matrix, p0, p1, p2, p3, lower, inverse, BT: tl.constexpr):
-    """Stores P (I + lower)^-1 by parts, from columns of 16 of P; a block of 16 or 32 nodes has one or two."""
-    if BT > 32:
-        m3 = _times_inverse(p3, inverse, 3)
-        _store_parts(matrix, m3, 48, BT)
-        m2 = _times_inverse(_less(p2, m3, lower, 48, 32, BT), inverse, 2)
-        _store_parts(matrix, m2, 32, BT)
-        p1 = _less(_less(p1, m3, lower, 48, 16, BT), m2, lower, 32, 16, BT)
-        p0 = _less(_less(p0, m3, lower, 48, 0, BT), m2, lower, 32, 0, BT)
-    if BT > 16:
-        m1 = _times_inverse(p1, inverse, 1)
-        _store_parts(matrix, m1, 16, BT)
-        p0 = _less(p0, m1, lower, 16, 0, BT)
-    _store_parts(matrix, _times_inverse(p0, inverse, 0), 0, BT)
+def _less(x, solved, block):
+    """x - solved @ block."""
+    return product_of_parts(-solved, block[0], block[1], block[2], x)
+
+
+@triton.jit
+def _times(x, block):
+    return product_of_parts(x, block[0], block[1], block[2], tl.zeros_like(x))
+
+
+@triton.jit
+def _solved(p, below, inverses, BT: tl.constexpr):
+    """P (I + A)^-1, columns of 16 after each other."""
+    if BT == 16:
+        return _times(p, inverses[0])
+    elif BT == 32:
+        p0, p1 = _halves(p)
+        m1 = _times(p1, inverses[1])
+        return _side_by_side(_times(_less(p0, m1, below[0]), inverses[0]), m1)
+    else:
+        left, right = _halves(p)
+        p0, p1 = _halves(left)
+        p2, p3 = _halves(right)
+        m3 = _times(p3, inverses[3])
+        m2 = _times(_less(p2, m3, below[0]), inverses[2])
+        m1 = _times(_less(_less(p1, m3, below[1]), m2, below[2]), inverses[1])
+        m0 = _times(_less(_less(_less(p0, m3, below[3]), m2, below[4]), m1, below[5]), inverses[0])
+        return _side_by_side(_side_by_side(m0, m1), _side_by_side(m2, m3))
 
 
 @triton.jit
@@ -126,46 +136,49 @@ def gdn_matrices_kernel(
     matrices += (row * TILES + tile) * 6 * BT * BT
     r = (tile >= 1).to(tl.int32) + (tile >= 3).to(tl.int32) + (tile >= 6).to(tl.int32)
     c = tile - r * (r + 1) // 2
-    nodes = r * BT + tl.arange(0, BT)
-    is_node = nodes < N
-    at = conv + nodes[:, None] * C + tl.arange(0, K)[None, :]
+    nodes, others = r * BT + tl.arange(0, BT), c * BT + tl.arange(0, BT)
+    is_node, is_other = nodes < N, others < N
+    channels = tl.arange(0, K)
+    bits = tl.load(ancestors + nodes * BLOCKS + c, mask=is_node, other=0)
     wait_for_inputs(OVERLAPS)
-    q = tl.load(at, mask=is_node[:, None], other=0.0)
-    k = tl.load(at + HK * K, mask=is_node[:, None], other=0.0)
+    q = tl.load(conv + nodes[:, None] * C + channels[None, :], mask=is_node[:, None], other=0.0)
+    k = tl.load(conv + nodes[:, None] * C + HK * K + channels[None, :], mask=is_node[:, None], other=0.0)
+    keys = k
+    if BLOCKS > 1:
+        keys = tl.load(conv + others[:, None] * C + HK * K + channels[None, :], mask=is_other[:, None], other=0.0)
     q_norm = tl.load(norms + nodes * 2 * HK, mask=is_node, other=0.0) * scale
     k_norm = tl.load(norms + nodes * 2 * HK + HK, mask=is_node, other=0.0)
+    key_norm = tl.load(norms + others * 2 * HK + HK, mask=is_other, other=0.0)
     strength = tl.load(beta + (first + nodes) * HV + hv, mask=is_node, other=0.0)
     total = _path_sums(g, ancestors, nodes, N, HV, BT, BLOCKS)
-    if tile == r * (r + 3) // 2:
+    before = _path_sums(g, ancestors, others, N, HV, BT, BLOCKS) if BLOCKS > 1 else total
+    if r == c:
         decay = tl.exp(total)
         own = factors + row * BLOCKS * BT * 3 + nodes
         tl.store(own, q_norm * decay)
         tl.store(own + BLOCKS * BT, strength)
         tl.store(own + 2 * BLOCKS * BT, k_norm * decay)
-    left = (strength * k_norm)[:, None]
-    lower = scratch + (row * TILES + tile) * (BT * BT + BT * 16)
-    lower_at = lower + tl.arange(0, BT)[:, None] * BT + tl.arange(0, 16)[None, :]
-    columns = ()
-    for i in tl.static_range(BT // 16):
-        a, p = _column(conv, norms, g, ancestors, q, k, nodes, total, i * 16, c, N, C, HK, HV, K, BT, BLOCKS)
-        p = p * q_norm[:, None]
-        if r == c:
-            tl.store(lower_at + i * 16, a * left)
-        else:
-            _store_parts(matrices, p, i * 16, BT)
-            _store_parts(matrices + 3 * BT * BT, a * left, i * 16, BT)
-        columns = columns + (p,)
+    zeros = tl.zeros([BT, BT], tl.float32)
+    on_path = ((bits[:, None] >> tl.arange(0, BT)[None, :].to(tl.int64)) & 1) != 0
+    decay = tl.exp(tl.where(on_path, total[:, None] - before[None, :], float("-inf"))) * key_norm[None, :]
+    a = product(k, keys.T, zeros) * decay * (strength * k_norm)[:, None]
+    a = tl.where(nodes[:, None] == others[None, :], 0.0, a)
+    p = product(q, keys.T, zeros) * decay * q_norm[:, None]
     if r == c:
-        tl.debug_barrier()
+        lower = scratch + (row * BLOCKS + r) * (BT * BT + BT * 16)
         inverse = lower + BT * BT
+        tl.store(lower + tl.arange(0, BT)[:, None] * BT + tl.arange(0, BT)[None, :], a)
+        tl.debug_barrier()
+        below = _below(lower, BT)
         _invert_diagonal(lower, inverse, BT)
         tl.debug_barrier()
-        LAST: tl.constexpr = BT // 16 - 1
-        _solve(matrices, columns[0], columns[min(1, LAST)], columns[min(2, LAST)], columns[LAST], lower, inverse, BT)
+        inverses = ()
+        for i in tl.static_range(BT // 16):
+            inverses = inverses + (_block(inverse + i * 256, 16, 0, 0),)  # noqa: RUF005
+        _store_parts(matrices, _solved(p, below, inverses, BT), BT)
         if BLOCKS > 1:
-            same = tl.arange(0, BT)[:, None] - tl.arange(0, 16)[None, :]
-            one = tl.where(same == 0, 1.0, 0.0)
-            _solve(
-                matrices + 3 * BT * BT, one, tl.where(same == 16, 1.0, 0.0), tl.where(same == 32, 1.0, 0.0),
-                tl.where(same == 48, 1.0, 0.0), lower, inverse, BT,
-            )  # fmt: skip
+            one = tl.where(nodes[:, None] == others[None, :], 1.0, 0.0)
+            _store_parts(matrices + 3 * BT * BT, _solved(one, below, inverses, BT), BT)
+    else:
+        _store_parts(matrices, p, BT)
+        _store_parts(matrices + 3 * BT * BT, a, BT)

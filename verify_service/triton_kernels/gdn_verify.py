@@ -6,7 +6,7 @@ with M of gdn_matrices.py and G_i the sum of g from the root to i (arXiv 2406.06
 three bfloat16 parts, M and R likewise, so that units of 16 bits give float32 accuracy. Of more than 64 nodes, blocks of 64
 follow each other: R of a block is less what U = (I + A)^-1 R of the blocks before it adds, and so are its outputs more.
 
-A head's outputs may leave through the layer's gated norm, w rmsnorm(o) silu(z), rounded as transformers rounds it.
+Outputs may leave through the layer's gated norm, w rmsnorm(o) silu(z) of each head, rounded as transformers rounds it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GdnScratch:
 
     matrices: Tensor  # [B HV, tiles, 2, 3, BT, BT] bfloat16
     factors: Tensor  # [B HV, 3, blocks BT] float32: e^G |q|^-1, beta, e^G |k|^-1
-    solve: Tensor  # [B HV, tiles, BT BT + 16 BT] float32: A and the inverses of its diagonal blocks
+    solve: Tensor  # [B HV, blocks, BT BT + 16 BT] float32: A and the inverses of its diagonal blocks
     carried: Tensor  # [B HV, blocks, V, BT] float32: U, of more than one block
 
 
@@ -54,7 +54,7 @@ def gdn_scratch(batch: int, num_nodes: int, num_heads: int, value_dim: int, devi
     return GdnScratch(
         torch.empty(rows, tiles, 2, 3, block, block, dtype=torch.bfloat16, device=device),
         torch.empty(rows, 3, blocks * block, device=device),
-        torch.empty(rows, tiles, block * block + 16 * block, device=device),
+        torch.empty(rows, blocks, block * block + 16 * block, device=device),
         torch.empty(rows, blocks if blocks > 1 else 0, value_dim, block, device=device),
     )
 
@@ -66,34 +66,45 @@ def _blocks(num_nodes: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _leave(
-    out, values, gate, gate_row, weight, eps, nodes, dims, N, HV: tl.constexpr, V: tl.constexpr, NORM: tl.constexpr
-):
-    """Stores [V, nodes] of a head, through the gated norm if there is one. Pointers are at row 0 of the head."""
-    mask = (nodes < N)[None, :]
-    if NORM:
-        rounded = values.to(gate.dtype.element_ty).to(tl.float32)
-        normed = rounded * (1.0 / tl.sqrt(tl.sum(rounded * rounded, 0) / V + eps))[None, :]
-        scale = tl.load(weight + dims)
-        scaled = scale.to(tl.float32)[:, None] * normed.to(gate.dtype.element_ty).to(tl.float32)
-        # A weight in the activations' format gives a product in it.
-        if weight.dtype.element_ty == gate.dtype.element_ty:
-            scaled = scaled.to(gate.dtype.element_ty).to(tl.float32)
-        z = tl.load(gate + nodes[None, :] * gate_row + dims[:, None], mask=mask, other=0.0).to(tl.float32)
-        values = scaled * (z / (1.0 + tl.exp(-z)))
-    tl.store(out + nodes[None, :] * HV * V + dims[:, None], values.to(out.dtype.element_ty), mask=mask)
+def _gated_norm(x, gate, weight, eps, mask, V: tl.constexpr):
+    """w rmsnorm(x) silu(z) of [rows, V]. Pointers to gates have the shape of x, and to weights that of a row."""
+    rounded = x.to(gate.dtype.element_ty).to(tl.float32)
+    normed = rounded * (1.0 / tl.sqrt(tl.sum(rounded * rounded, 1) / V + eps))[:, None]
+    scale = tl.load(weight)
+    scaled = scale.to(tl.float32)[None, :] * normed.to(gate.dtype.element_ty).to(tl.float32)
+    # A weight in the activations' format gives a product in it.
+    if scale.dtype == gate.dtype.element_ty:
+        scaled = scaled.to(scale.dtype).to(tl.float32)
+    z = tl.load(gate, mask=mask, other=0.0).to(tl.float32)
+    return scaled * (z / (1.0 + tl.exp(-z)))
+
+
+@triton.jit
+def gated_norm_kernel(
+    out, gate, gate_batch, gate_row, weight, eps, N, rows, HV: tl.constexpr, V: tl.constexpr, BR: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """grid (ceil(B N HV / BR),): outputs [B, N, HV, V], in place."""
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    dims = tl.arange(0, V)
+    mask = (row < rows)[:, None]
+    node = row // HV
+    gate += (node // N).to(tl.int64)[:, None] * gate_batch + (node % N * gate_row + row % HV * V)[:, None] + dims[None, :]
+    wait_for_inputs(OVERLAPS)
+    at = out + row.to(tl.int64)[:, None] * V + dims[None, :]
+    values = _gated_norm(tl.load(at, mask=mask, other=0.0), gate, weight + dims, eps, mask, V)
+    tl.store(at, values.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def gdn_verify_kernel(
-    conv, matrices, factors, carried, states, slots, out, gate, gate_batch, gate_row, weight, eps, N,
-    C: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    BK: tl.constexpr, BT: tl.constexpr, BLOCKS: tl.constexpr, NORM: tl.constexpr, OVERLAPS: tl.constexpr,
+    conv, matrices, factors, carried, states, slots, out, N, C: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, BLOCKS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """grid (B HV, V / BV): BV of a head's values for all nodes. Everything is transposed, so that S0 [V, K] comes as it
     lies and its parts stay in registers."""
     row = tl.program_id(0).to(tl.int64)
-    TILES: tl.constexpr = BLOCKS * (BLOCKS + 1) // 2
     b, hv = row // HV, row % HV
     hk = hv // (HV // HK)
     dims = tl.program_id(1) * BV + tl.arange(0, BV)
@@ -102,13 +113,13 @@ def gdn_verify_kernel(
     state = states + (slot * HV + hv) * V * K + dims[:, None] * K
     conv += b * N * C
     out += b * N * HV * V + hv * V
-    gate += b * gate_batch + hv * V
-    matrices += row * TILES * 6 * BT * BT + t[None, :] * BT + t[:, None]
+    matrices += row * (BLOCKS * (BLOCKS + 1) // 2) * 6 * BT * BT + t[None, :] * BT + t[:, None]
     factors += row * BLOCKS * BT * 3
     carried += row * BLOCKS * V * BT + dims[:, None] * BT + t[None, :]
     for r in range(BLOCKS):
         nodes = r * BT + t
         is_node = (nodes < N)[None, :]
+        v = tl.load(conv + nodes[None, :] * C + 2 * HK * K + hv * V + dims[:, None], mask=is_node, other=0.0)
         read_k = tl.zeros([BV, BT], tl.float32)
         read_q = tl.zeros([BV, BT], tl.float32)
         for start in tl.static_range(0, K, BK):
@@ -124,33 +135,33 @@ def gdn_verify_kernel(
             else:
                 read_k = product(s, k.to(tl.float32), read_k)
                 read_q = product(s, q.to(tl.float32), read_q)
-        v = tl.load(conv + nodes[None, :] * C + 2 * HK * K + hv * V + dims[:, None], mask=is_node, other=0.0)
         if OVERLAPS and r == 0:
             wait_for_inputs(OVERLAPS)
+        tile = matrices + r * (r + 1) // 2 * 6 * BT * BT
+        own = tile + r * 6 * BT * BT
+        part1, part2, part3 = tl.load(own), tl.load(own + BT * BT), tl.load(own + 2 * BT * BT)
         total = read_q * tl.load(factors + nodes)[None, :]
         right = v.to(tl.float32) - read_k * tl.load(factors + 2 * BLOCKS * BT + nodes)[None, :]
         right = right * tl.load(factors + BLOCKS * BT + nodes)[None, :]
-        tile = matrices + r * (r + 1) // 2 * 6 * BT * BT
         for c in range(r):
             u = tl.load(carried + c * V * BT)
             at = tile + c * 6 * BT * BT
             total = product_of_parts(u, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), total)
             at += 3 * BT * BT
             right = product_of_parts(-u, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), right)
-        at = tile + r * 6 * BT * BT
-        total = product_of_parts(right, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), total)
+        total = product_of_parts(right, part1, part2, part3, total)
         if r + 1 < BLOCKS:
-            at += 3 * BT * BT
+            own += 3 * BT * BT
             u = tl.zeros([BV, BT], tl.float32)
-            u = product_of_parts(right, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), u)
+            u = product_of_parts(right, tl.load(own), tl.load(own + BT * BT), tl.load(own + 2 * BT * BT), u)
             tl.store(carried + r * V * BT, u)
             tl.debug_barrier()
-        _leave(out, total, gate, gate_row, weight, eps, nodes, dims, N, HV, V, NORM)
+        tl.store(out + nodes[None, :] * HV * V + dims[:, None], total.to(out.dtype.element_ty), mask=is_node)
 
 
 @triton.jit
 def gdn_root_kernel(
-    conv, norms, g, beta, states, slots, out, gate, gate_batch, gate_row, weight, eps, scale,
+    conv, norms, g, beta, states, slots, out, gate, gate_batch, weight, eps, scale,
     C: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     NORM: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
@@ -168,9 +179,10 @@ def gdn_root_kernel(
     decay = tl.exp(tl.load(g + row))
     u = (v - tl.sum(s * k[None, :], 1) * decay) * tl.load(beta + row)
     total = tl.sum(s * q[None, :], 1) * decay + tl.sum(q * k, 0) * u
-    node = tl.arange(0, 1)
-    out += b * HV * V + hv * V
-    _leave(out, total[:, None], gate + b * gate_batch + hv * V, gate_row, weight, eps, node, dims, 1, HV, V, NORM)
+    if NORM:
+        gate += b * gate_batch + hv * V + dims[None, :]
+        total = tl.sum(_gated_norm(total[None, :], gate, weight + dims, eps, dims[None, :] < V, V), 0)
+    tl.store(out + row * V + dims, total.to(out.dtype.element_ty))
 
 
 def gdn_verify(
@@ -192,14 +204,14 @@ def gdn_verify(
     for field, size in (("linear_key_head_dim", key_dim), ("linear_value_head_dim", value_dim)):
         require(size in (16, 32, 64, 128, 256), field, f"must be 16, 32, 64, 128 or 256, not {size},")
     require(n <= MAX_NODES, "tree_budget", f"allows {MAX_NODES} nodes, not {n},")
-    gate, weight, eps = (out, out, 0.0) if norm is None else (norm.gate, norm.weight, norm.eps)
-    leaving = (out, gate, gate.stride(0), gate.stride(1), weight, eps)
     overlap = overlaps(conv.device)
     if n == 1:
         rows = value_dim if norm is not None else min(value_dim, 32)
+        gate, weight, eps = (out, out, 0.0) if norm is None else (norm.gate, norm.weight, norm.eps)
         gdn_root_kernel[(b * heads, value_dim // rows)](
-            conv, norms, g, beta, states, state_slots, *leaving, key_dim**-0.5, channels, key_heads, heads, key_dim,
-            value_dim, rows, norm is not None, overlap, num_warps=max(1, rows * key_dim // 2048), launch_pdl=overlap,
+            conv, norms, g, beta, states, state_slots, out, gate, gate.stride(0), weight, eps, key_dim**-0.5, channels,
+            key_heads, heads, key_dim, value_dim, rows, norm is not None, overlap,
+            num_warps=max(1, rows * key_dim // 2048), launch_pdl=overlap,
         )  # fmt: skip
         return
     block, blocks = _blocks(n)
@@ -207,12 +219,17 @@ def gdn_verify(
         conv, norms, g, beta, ancestors, scratch.matrices, scratch.factors, scratch.solve, n, key_dim**-0.5, channels,
         key_heads, heads, key_dim, block, blocks, overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
-    rows = value_dim if norm is not None else min(value_dim, 64)
+    rows = min(value_dim, 64)
     gdn_verify_kernel[(b * heads, value_dim // rows)](
-        conv, scratch.matrices, scratch.factors, scratch.carried, states, state_slots, *leaving, n, channels, key_heads,
-        heads, key_dim, value_dim, rows, min(key_dim, 64), block, blocks, norm is not None, overlap,
-        num_warps=8 if rows >= 128 else 4, launch_pdl=overlap,
+        conv, scratch.matrices, scratch.factors, scratch.carried, states, state_slots, out, n, channels, key_heads, heads,
+        key_dim, value_dim, rows, min(key_dim, 64), block, blocks, overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
+    if norm is not None:
+        rows = b * n * heads
+        gated_norm_kernel[(triton.cdiv(rows, 16),)](
+            out, norm.gate, norm.gate.stride(0), norm.gate.stride(1), norm.weight, norm.eps, n, rows, heads, value_dim, 16,
+            overlap, num_warps=4, launch_pdl=overlap,
+        )  # fmt: skip
 
 
 def gdn_verify_plain(

@@ -21,7 +21,8 @@ from verify_service.kernels.tree_conv import commit_window
 from verify_service.triton_kernels.launching import require
 
 WINDOW_BLOCK = 1024  # channels
-STATE_ROWS, STATE_WARPS = 32, 4  # rows of a state that a program has
+STATE_ROWS, STATE_WARPS = 16, 1  # rows of a state that a program has
+KEY_CHUNK = 32  # so that 8 lanes share a row, and sum it in three exchanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,63 +37,79 @@ class RecurrentInputs:
 
 @triton.jit
 def _token(
-    conv, norms, g, beta, node, keys, rows, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    IS_DELTA: tl.constexpr,
+    conv, norms, g, beta, node, first_key, rows, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    KC: tl.constexpr, IS_DELTA: tl.constexpr,
 ):  # fmt: skip
-    """A node's k [K], v [rows], e^g and beta; pointers are at a head of the request's node 0."""
+    """A node's k, in chunks of KC and not normed yet, its norm, v [rows], g and beta."""
     C: tl.constexpr = 2 * HK * K + HV * V
     conv += node * C
-    if IS_DELTA:
-        k = tl.load(conv + HK * K + keys).to(tl.float32) * tl.load(norms + node * 2 * HK)
-        v = tl.load(conv + 2 * HK * K + rows)
-    else:
-        k = tl.load(conv + HV * V + keys).to(tl.float32)
-        v = tl.load(conv + rows)
-    return k, v.to(tl.float32), tl.load(g + node * HV), tl.load(beta + node * HV)
+    k = ()
+    for start in tl.static_range(0, K, KC):
+        k = k + (tl.load(conv + first_key + start + tl.arange(0, KC)),)  # noqa: RUF005 — Triton has no unpacking
+    norm = tl.load(norms + node * 2 * HK) if IS_DELTA else 1.0
+    return k, norm, tl.load(conv + rows), tl.load(g + node * HV), tl.load(beta + node * HV)
+
+
+@triton.jit
+def _step(s, token, K: tl.constexpr, KC: tl.constexpr, IS_DELTA: tl.constexpr):
+    """The state after a token; chunks of columns in a tuple."""
+    raw, norm, v, step, strength = token
+    decay = tl.exp(step)
+    decayed, keys = (), ()
+    read = tl.zeros_like(s[0])
+    for i in tl.static_range(K // KC):
+        key = raw[i].to(tl.float32) * norm
+        chunk = s[i] * decay
+        if IS_DELTA:
+            read += chunk * key[None, :]
+        decayed, keys = decayed + (chunk,), keys + (key,)  # noqa: RUF005
+    u = (v.to(tl.float32) - tl.sum(read, 1)) * strength if IS_DELTA else v.to(tl.float32) * strength
+    after = ()
+    for i in tl.static_range(K // KC):
+        after = after + (decayed[i] + u[:, None] * keys[i][None, :],)  # noqa: RUF005
+    return after
+
+
+@triton.jit
+def _store_state(at, s, K: tl.constexpr, KC: tl.constexpr):
+    for i in tl.static_range(K // KC):
+        tl.store(at + i * KC, s[i])
 
 
 @triton.jit
 def _commit_state(
-    conv, norms, g, beta, path, n, states, snapshots, layer, b, block, slot, B, N, T, D: tl.constexpr,
-    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, IS_DELTA: tl.constexpr,
+    conv, norms, g, beta, path, n, states, snapshots, layer, b, block, slot, B, N, T, HK: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, KC: tl.constexpr, IS_DELTA: tl.constexpr,
     HAS_SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     C: tl.constexpr = 2 * HK * K + HV * V
     hv = block // (V // BV)
     hk = hv // (HV // HK)
-    keys = tl.arange(0, K)
     rows = block % (V // BV) * BV + tl.arange(0, BV)
     first = (layer * B + b) * N
-    states += layer * T * HV * V * K + (hv * V + rows[:, None]) * K + keys[None, :]
-    s = tl.load(states + slot * HV * V * K)
-    # A head's channels of keys and of values, from where `_token` adds the rest.
+    states += layer * T * HV * V * K + (hv * V + rows[:, None]) * K + tl.arange(0, KC)[None, :]
+    s = ()
+    for start in tl.static_range(0, K, KC):
+        s = s + (tl.load(states + slot * HV * V * K + start),)  # noqa: RUF005
     conv += first * C
     norms += first * 2 * HK + HK + hk
     g += first * HV + hv
     beta += first * HV + hv
-    keys += hk * K
-    rows += hv * V
-    # One token ahead, and one node index two ahead, so that their loads wait for nothing.
-    node = tl.load(path)
-    k, v, step, strength = _token(conv, norms, g, beta, node, keys, rows, HK, HV, K, V, IS_DELTA)
+    key = (HK * K if IS_DELTA else HV * V) + hk * K
+    rows += (2 * HK * K if IS_DELTA else 0) + hv * V
+    # One token ahead, and one node index two ahead, so that a step waits for no load.
+    token = _token(conv, norms, g, beta, tl.load(path), key, rows, HK, HV, K, V, KC, IS_DELTA)
     node = tl.load(path + tl.minimum(1, n - 1))
     for t in range(n):
-        next_k, next_v, next_step, next_strength = _token(
-            conv, norms, g, beta, node, keys, rows, HK, HV, K, V, IS_DELTA
-        )
+        following = _token(conv, norms, g, beta, node, key, rows, HK, HV, K, V, KC, IS_DELTA)
         node = tl.load(path + tl.minimum(t + 2, n - 1))
-        s = s * tl.exp(step)
-        if IS_DELTA:
-            u = (v - tl.sum(s * k[None, :], 1)) * strength
-        else:
-            u = v * strength
-        s = s + u[:, None] * k[None, :]
+        s = _step(s, token, K, KC, IS_DELTA)
         if HAS_SNAPSHOTS:
             kept = tl.load(snapshots + t).to(tl.int64)
             if kept > 0:
-                tl.store(states + kept * HV * V * K, s)
-        k, v, step, strength = next_k, next_v, next_step, next_strength
-    tl.store(states + slot * HV * V * K, s)
+                _store_state(states + kept * HV * V * K, s, K, KC)
+        token = following
+    _store_state(states + slot * HV * V * K, s, K, KC)
 
 
 @triton.jit
@@ -132,7 +149,7 @@ def _store_window(window, newest, second, third, mask, C: tl.constexpr, TAPS: tl
 def recurrent_commit_kernel(
     conv, norms, g, beta, inputs, path, length, states, windows, slots, snapshots, B, N, T, D: tl.constexpr,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr,
-    BV: tl.constexpr, BC: tl.constexpr, IS_DELTA: tl.constexpr, HAS_SNAPSHOTS: tl.constexpr,
+    BV: tl.constexpr, KC: tl.constexpr, BC: tl.constexpr, IS_DELTA: tl.constexpr, HAS_SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """grid (HV V / BV + ceil(C / BC), B, R): BV rows of a head's state, or BC channels of a window."""
     block, b, layer = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -144,7 +161,7 @@ def recurrent_commit_kernel(
         snapshots += b * D
         if block < STATE_BLOCKS:
             _commit_state(
-                conv, norms, g, beta, path, n, states, snapshots, layer, b, block, slot, B, N, T, D, HK, HV, K, V, BV,
+                conv, norms, g, beta, path, n, states, snapshots, layer, b, block, slot, B, N, T, HK, HV, K, V, BV, KC,
                 IS_DELTA, HAS_SNAPSHOTS,
             )  # fmt: skip
         else:
@@ -183,8 +200,8 @@ def recurrent_commit(
     recurrent_commit_kernel[grid](
         conv, norms, g, beta, inputs, path, path_length, states, windows, state_slots,
         unused if snapshot_slots is None else snapshot_slots, b, n, slots, path.shape[1], key_heads, heads, key_dim,
-        value_dim, channels, taps, rows, WINDOW_BLOCK, recurrent is not None and recurrent.norms is not None,
-        snapshot_slots is not None, num_warps=max(1, min(STATE_WARPS, rows * key_dim // 256)),
+        value_dim, channels, taps, rows, min(key_dim, KEY_CHUNK), WINDOW_BLOCK, recurrent is not None and recurrent.norms is not None,
+        snapshot_slots is not None, num_warps=max(1, min(STATE_WARPS, rows * key_dim // 512)),
     )  # fmt: skip
 
 
