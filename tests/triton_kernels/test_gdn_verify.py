@@ -1,4 +1,4 @@
-"""Gated DeltaNet over trees against the recurrence along every path in float64, with what must not matter at its worst."""
+"""Gated DeltaNet over trees against the recurrence along every path in float64; odd shapes, dirty scratch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Layer:
     @classmethod
     def of(cls, drawn: GdnInputs, device: torch.device, dtype: torch.dtype) -> Layer:
         """q and k with lengths that the norms take away; in 16 bits, `drawn` becomes what is left of them."""
-        b, n, hk, dk = drawn.k.shape
+        b, _n, hk, dk = drawn.k.shape
         hv, dv = drawn.v.shape[2:]
         raw = torch.cat([drawn.q * 1.5, drawn.k * 0.7], 2).to(dtype).float()  # [B, N, 2 HK, K]
         norms = 1.0 / raw.double().norm(dim=-1)

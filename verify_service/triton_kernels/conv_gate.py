@@ -5,8 +5,8 @@
     Gated DeltaNet   g = decay softplus(a + dt_bias)        beta = sigmoid(b)
     Mamba2           dt = clamp(softplus(dt + dt_bias))     g = decay dt
 
-Rounded where transformers rounds: conv once, beta and dt in the format of the activations. Serves Gated DeltaNet, Mamba2
-and plain short convolutions; one launch.
+Rounded where transformers rounds: conv once, beta and dt in the format of the activations. Serves Gated DeltaNet,
+Mamba2 and plain short convolutions; one launch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """A layer's gates: projections and parameters in, `g` and `beta` out. Without `write` it is Mamba2's: beta is dt."""
+    """A layer's gates: projections and parameters in, `g` and `beta` out. Mamba2 has no `write`; its beta is dt."""
 
     step: Tensor  # [B, N, HV] a of Gated DeltaNet, dt of Mamba2; rows may be strided
     write: Tensor | None  # [B, N, HV] b of Gated DeltaNet
@@ -95,7 +95,7 @@ def conv_gate_kernel(
         mask = (nodes < N)[:, None] & is_channel
         slot = tl.load(slots + b).to(tl.int64)
         committed = window + slot * (TAPS - 1) * C + channels[None, :]
-        # Where a walk from each node stands: a node, or -1, -2, … for the newest, second newest, … column of the window.
+        # Where a walk from each node stands: a node, or -1, -2, … for the newest, second newest, … row of the window.
         # Neither parents nor the window were written by the kernels just ahead.
         current = tl.where(nodes < N, nodes, -1)
         walks = ()
@@ -112,10 +112,10 @@ def conv_gate_kernel(
         own = tl.load(x + b * x_batch + nodes[:, None] * x_row + channels[None, :], mask=mask, other=0.0)
         total = own.to(tl.float32) * weights[0][None, :]
         for tap in tl.static_range(1, TAPS):
-            current, far = walks[tap - 1]
+            current = walks[tap - 1][0]
             inside = (current >= 0)[:, None] & is_channel
             near = tl.load(x + b * x_batch + current[:, None] * x_row + channels[None, :], mask=inside, other=0.0)
-            total += tl.where(inside, near, far).to(tl.float32) * weights[tap][None, :]
+            total += tl.where(inside, near, walks[tap - 1][1]).to(tl.float32) * weights[tap][None, :]
         tl.store(inputs + (b * N + nodes[:, None]) * C + channels[None, :], own, mask=mask)
         if HAS_BIAS:
             total += tl.load(bias + channels, mask=channels < C, other=0.0)[None, :]
@@ -164,11 +164,12 @@ def conv_gate(
     grid = (triton.cdiv(channels, block) + (heads > 0), triton.cdiv(n, rows), b)
     overlap = overlaps(x.device)
     conv_gate_kernel[grid](
-        x, x.stride(0), x.stride(1), parents, window, state_slots, weight, unused if bias is None else bias, inputs, conv,
-        unused if norms is None else norms,
-        step, step.stride(0), step.stride(1), write, write.stride(0), write.stride(1), decay, dt_bias, g, beta, low, high,
-        n, channels, taps, 0 if norms is None else norms.shape[-1], heads, triton.next_power_of_2(max(heads, 1)),
-        block, rows, bias is not None, silu, gates is not None and gates.write is not None, overlap,
+        x, x.stride(0), x.stride(1), parents, window, state_slots, weight, unused if bias is None else bias,
+        inputs, conv, unused if norms is None else norms,
+        step, step.stride(0), step.stride(1), write, write.stride(0), write.stride(1), decay, dt_bias, g, beta,
+        low, high, n, channels, taps, 0 if norms is None else norms.shape[-1], heads,
+        triton.next_power_of_2(max(heads, 1)), block, rows, bias is not None, silu,
+        gates is not None and gates.write is not None, overlap,
         num_warps=max(1, min(4, rows * block // 256)), launch_pdl=overlap,
     )  # fmt: skip
 
@@ -189,8 +190,7 @@ def conv_gate_plain(
     silu: bool = True,
 ) -> None:
     """What `conv_gate` computes, shapes and all."""
-    b, _n, channels = x.shape
-    taps = weight.shape[0]
+    channels, taps = x.shape[-1], weight.shape[0]
     rows = torch.cat([window[state_slots.long()], x], 1)  # [B, taps - 1 + N, C]
     current = torch.arange(x.shape[1], device=x.device).expand_as(parents)
     total = torch.zeros_like(x, dtype=torch.float32)

@@ -3,13 +3,13 @@
     A_ij = b_i e^(G_i - G_j) (k_i . k_j) [j proper ancestor of i]      P_ij = e^(G_i - G_j) (q_i . k_j) [or i itself]
     M = P (I + A)^-1 within a block of nodes, so that its outputs are   e^G_i S0 q_i + sum over j of M_ij R_j
 
-(gdn_verify.py has R.) M (I + A) = P is solved by substitution over columns, from the last: blocks of 16 columns one after
-the other, each with the inverse of its diagonal block, whose rows come in turn in float32. Never by powers of
-A, which on repeated keys lose what they cancel. Rows of M do not meet, so a node's outputs depend on its path alone.
-Grams are of the rounded q and k, whose products are exact; their norms are applied afterwards.
+(gdn_verify.py has R.) M (I + A) = P is solved by substitution over columns, from the last: blocks of 16 columns one
+after the other, each with the inverse of its diagonal block, whose rows come in turn in float32. Never by powers of A,
+which on repeated keys lose what they cancel. Rows of M do not meet, so a node's outputs depend on its path alone. Grams
+are of the rounded q and k, whose products are exact; their norms are applied afterwards.
 
-More than 64 nodes go in blocks of 64: tile (r, c) holds P and A of block r over block c, and on the diagonal M and
-(I + A)^-1. All are kept as three bfloat16 parts.
+More than 64 nodes go in blocks of 64: tile (r, c) holds P and A of block r over block c, and on the diagonal
+(I + A)^-1 in the place of A. All are kept as three bfloat16 parts.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from verify_service.triton_kernels.products import product, product_of_parts, sp
 
 
 @triton.jit
-def _path_sums(g, ancestors, nodes, N, HV: tl.constexpr, BT: tl.constexpr, BLOCKS: tl.constexpr):
-    """G of some nodes: sums of g [., HV] over their ancestors and themselves."""
+def _path_sums(g, ancestors, nodes, own, N, HV: tl.constexpr, BT: tl.constexpr, BLOCKS: tl.constexpr):
+    """G of the nodes of block `own`: sums of g [., HV] over their ancestors and themselves."""
     total = tl.zeros([nodes.shape[0]], tl.float32)
-    for block in tl.static_range(BLOCKS):
+    for block in range(own + 1):
         bits = tl.load(ancestors + nodes * BLOCKS + block, mask=nodes < N, other=0)
         others = tl.arange(0, BT)
         step = tl.load(g + (block * BT + others) * HV, mask=block * BT + others < N, other=0.0)
@@ -150,8 +150,8 @@ def gdn_matrices_kernel(
     k_norm = tl.load(norms + nodes * 2 * HK + HK, mask=is_node, other=0.0)
     key_norm = tl.load(norms + others * 2 * HK + HK, mask=is_other, other=0.0)
     strength = tl.load(beta + (first + nodes) * HV + hv, mask=is_node, other=0.0)
-    total = _path_sums(g, ancestors, nodes, N, HV, BT, BLOCKS)
-    before = _path_sums(g, ancestors, others, N, HV, BT, BLOCKS) if BLOCKS > 1 else total
+    total = _path_sums(g, ancestors, nodes, r, N, HV, BT, BLOCKS)
+    before = _path_sums(g, ancestors, others, c, N, HV, BT, BLOCKS) if BLOCKS > 1 else total
     if r == c:
         decay = tl.exp(total)
         own = factors + row * BLOCKS * BT * 3 + nodes
@@ -175,10 +175,12 @@ def gdn_matrices_kernel(
         inverses = ()
         for i in tl.static_range(BT // 16):
             inverses = inverses + (_block(inverse + i * 256, 16, 0, 0),)  # noqa: RUF005
-        _store_parts(matrices, _solved(p, below, inverses, BT), BT)
         if BLOCKS > 1:
+            _store_parts(matrices, p, BT)
             one = tl.where(nodes[:, None] == others[None, :], 1.0, 0.0)
             _store_parts(matrices + 3 * BT * BT, _solved(one, below, inverses, BT), BT)
+        else:
+            _store_parts(matrices, _solved(p, below, inverses, BT), BT)
     else:
         _store_parts(matrices, p, BT)
         _store_parts(matrices + 3 * BT * BT, a, BT)

@@ -2,9 +2,10 @@
 
     R_i = b_i (v_i - e^(G_i) S0 k_i)        o_i = e^(G_i) S0 q_i + sum over j = i and its ancestors of M_ij R_j
 
-with M of gdn_matrices.py and G_i the sum of g from the root to i (arXiv 2406.06484, section 3, for trees). S0 is taken in
-three bfloat16 parts, M and R likewise, so that units of 16 bits give float32 accuracy. Of more than 64 nodes, blocks of 64
-follow each other: R of a block is less what U = (I + A)^-1 R of the blocks before it adds, and so are its outputs more.
+with M = P (I + A)^-1 of gdn_matrices.py and G_i the sum of g from the root to i (arXiv 2406.06484, section 3, for
+trees). S0 is taken in three bfloat16 parts, M and R likewise, so that units of 16 bits give float32 accuracy. Of more
+than 64 nodes, blocks of 64 follow each other: A U of the blocks before is taken off R of a block, U = (I + A)^-1 R, and
+P U gives outputs.
 
 Outputs may leave through the layer's gated norm, w rmsnorm(o) silu(z) of each head, rounded as transformers rounds it.
 """
@@ -66,16 +67,15 @@ def _blocks(num_nodes: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _gated_norm(x, gate, weight, eps, mask, V: tl.constexpr):
-    """w rmsnorm(x) silu(z) of [rows, V]. Pointers to gates have the shape of x, and to weights that of a row."""
-    rounded = x.to(gate.dtype.element_ty).to(tl.float32)
+def _gated_norm(x, gate, weight, eps, V: tl.constexpr):
+    """w rmsnorm(x) silu(z) of x and z [rows, V]."""
+    rounded = x.to(gate.dtype).to(tl.float32)
     normed = rounded * (1.0 / tl.sqrt(tl.sum(rounded * rounded, 1) / V + eps))[:, None]
-    scale = tl.load(weight)
-    scaled = scale.to(tl.float32)[None, :] * normed.to(gate.dtype.element_ty).to(tl.float32)
+    scaled = weight.to(tl.float32)[None, :] * normed.to(gate.dtype).to(tl.float32)
     # A weight in the activations' format gives a product in it.
-    if scale.dtype == gate.dtype.element_ty:
-        scaled = scaled.to(scale.dtype).to(tl.float32)
-    z = tl.load(gate, mask=mask, other=0.0).to(tl.float32)
+    if weight.dtype == gate.dtype:
+        scaled = scaled.to(weight.dtype).to(tl.float32)
+    z = gate.to(tl.float32)
     return scaled * (z / (1.0 + tl.exp(-z)))
 
 
@@ -89,10 +89,13 @@ def gated_norm_kernel(
     dims = tl.arange(0, V)
     mask = (row < rows)[:, None]
     node = row // HV
-    gate += (node // N).to(tl.int64)[:, None] * gate_batch + (node % N * gate_row + row % HV * V)[:, None] + dims[None, :]
+    gate += (
+        (node // N).to(tl.int64)[:, None] * gate_batch + (node % N * gate_row + row % HV * V)[:, None] + dims[None, :]
+    )
+    z, w = tl.load(gate, mask=mask, other=0.0), tl.load(weight + dims)
     wait_for_inputs(OVERLAPS)
     at = out + row.to(tl.int64)[:, None] * V + dims[None, :]
-    values = _gated_norm(tl.load(at, mask=mask, other=0.0), gate, weight + dims, eps, mask, V)
+    values = _gated_norm(tl.load(at, mask=mask, other=0.0), z, w, eps, V)
     tl.store(at, values.to(out.dtype.element_ty), mask=mask)
 
 
@@ -138,7 +141,7 @@ def gdn_verify_kernel(
         if OVERLAPS and r == 0:
             wait_for_inputs(OVERLAPS)
         tile = matrices + r * (r + 1) // 2 * 6 * BT * BT
-        own = tile + r * 6 * BT * BT
+        own = tile + (r * 6 + (3 if BLOCKS > 1 else 0)) * BT * BT
         part1, part2, part3 = tl.load(own), tl.load(own + BT * BT), tl.load(own + 2 * BT * BT)
         total = read_q * tl.load(factors + nodes)[None, :]
         right = v.to(tl.float32) - read_k * tl.load(factors + 2 * BLOCKS * BT + nodes)[None, :]
@@ -149,13 +152,13 @@ def gdn_verify_kernel(
             total = product_of_parts(u, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), total)
             at += 3 * BT * BT
             right = product_of_parts(-u, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), right)
-        total = product_of_parts(right, part1, part2, part3, total)
-        if r + 1 < BLOCKS:
-            own += 3 * BT * BT
-            u = tl.zeros([BV, BT], tl.float32)
-            u = product_of_parts(right, tl.load(own), tl.load(own + BT * BT), tl.load(own + 2 * BT * BT), u)
-            tl.store(carried + r * V * BT, u)
+        if BLOCKS > 1:
+            right = product_of_parts(right, part1, part2, part3, tl.zeros([BV, BT], tl.float32))
+            tl.store(carried + r * V * BT, right)
             tl.debug_barrier()
+            own -= 3 * BT * BT
+            part1, part2, part3 = tl.load(own), tl.load(own + BT * BT), tl.load(own + 2 * BT * BT)
+        total = product_of_parts(right, part1, part2, part3, total)
         tl.store(out + nodes[None, :] * HV * V + dims[:, None], total.to(out.dtype.element_ty), mask=is_node)
 
 
@@ -180,8 +183,8 @@ def gdn_root_kernel(
     u = (v - tl.sum(s * k[None, :], 1) * decay) * tl.load(beta + row)
     total = tl.sum(s * q[None, :], 1) * decay + tl.sum(q * k, 0) * u
     if NORM:
-        gate += b * gate_batch + hv * V + dims[None, :]
-        total = tl.sum(_gated_norm(total[None, :], gate, weight + dims, eps, dims[None, :] < V, V), 0)
+        z = tl.load(gate + b * gate_batch + hv * V + dims)
+        total = tl.sum(_gated_norm(total[None, :], z[None, :], tl.load(weight + dims), eps, V), 0)
     tl.store(out + row * V + dims, total.to(out.dtype.element_ty))
 
 
@@ -221,14 +224,14 @@ def gdn_verify(
     )  # fmt: skip
     rows = min(value_dim, 64)
     gdn_verify_kernel[(b * heads, value_dim // rows)](
-        conv, scratch.matrices, scratch.factors, scratch.carried, states, state_slots, out, n, channels, key_heads, heads,
-        key_dim, value_dim, rows, min(key_dim, 64), block, blocks, overlap, num_warps=4, launch_pdl=overlap,
+        conv, scratch.matrices, scratch.factors, scratch.carried, states, state_slots, out, n, channels, key_heads,
+        heads, key_dim, value_dim, rows, min(key_dim, 64), block, blocks, overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
     if norm is not None:
         rows = b * n * heads
         gated_norm_kernel[(triton.cdiv(rows, 16),)](
-            out, norm.gate, norm.gate.stride(0), norm.gate.stride(1), norm.weight, norm.eps, n, rows, heads, value_dim, 16,
-            overlap, num_warps=4, launch_pdl=overlap,
+            out, norm.gate, norm.gate.stride(0), norm.gate.stride(1), norm.weight, norm.eps, n, rows, heads, value_dim,
+            16, overlap, num_warps=4, launch_pdl=overlap,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def product(x, y, total):
-    """total + x @ y in float32. Products of 16-bit operands are exact; of float32 ones, near so (three tf32 products)."""
+    """total + x @ y in float32. Products of 16-bit operands are exact; float32 ones are made of three of tf32."""
     if INTERPRETED:
         return total + tl.dot(x.to(tl.float32), y.to(tl.float32), input_precision="ieee")
     else:

@@ -1,8 +1,9 @@
-"""Commit of recurrent layers: states and convolution windows moved on along the accepted path, all layers in one launch.
+"""Commit of recurrent layers: states and convolution windows move on along the accepted path, all layers at once.
 
     Gated DeltaNet   S <- e^g S,  u = b (v - S k),  S <- S + u k^T        Mamba2   S <- e^g S + (dt x) B^T
 
-The one-token recurrence in float32, token after token: a path of n tokens leaves what n paths of one leave, bit for bit.
+The one-token recurrence in float32, token after token: a path of n tokens leaves what n paths of one leave, bit for
+bit.
 Where a snapshot slot is given for a position of the path, the state after it is stored there too.
 """
 
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,7 +21,7 @@ from verify_service.kernels.tree_conv import commit_window
 from verify_service.triton_kernels.launching import require
 
 WINDOW_BLOCK = 1024  # channels
-STATE_ROWS, STATE_WARPS = 16, 1  # rows of a state that a program has
+STATE_ROWS, STATE_WARPS = 32, 2  # rows of a state that a program has
 KEY_CHUNK = 32  # so that 8 lanes share a row, and sum it in three exchanges
 
 
@@ -78,7 +78,7 @@ def _store_state(at, s, K: tl.constexpr, KC: tl.constexpr):
 
 @triton.jit
 def _commit_state(
-    conv, norms, g, beta, path, n, states, snapshots, layer, b, block, slot, B, N, T, HK: tl.constexpr,
+    conv, norms, g, beta, path, n, node, next_node, states, snapshots, layer, b, block, slot, B, N, T, HK: tl.constexpr,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, KC: tl.constexpr, IS_DELTA: tl.constexpr,
     HAS_SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
@@ -97,18 +97,19 @@ def _commit_state(
     beta += first * HV + hv
     key = (HK * K if IS_DELTA else HV * V) + hk * K
     rows += (2 * HK * K if IS_DELTA else 0) + hv * V
-    # One token ahead, and one node index two ahead, so that a step waits for no load.
-    token = _token(conv, norms, g, beta, tl.load(path), key, rows, HK, HV, K, V, KC, IS_DELTA)
-    node = tl.load(path + tl.minimum(1, n - 1))
+    # Two tokens ahead, and their nodes one more, so that a step waits for no load.
+    token = _token(conv, norms, g, beta, node, key, rows, HK, HV, K, V, KC, IS_DELTA)
+    following = _token(conv, norms, g, beta, next_node, key, rows, HK, HV, K, V, KC, IS_DELTA)
+    node = tl.load(path + tl.minimum(2, n - 1))
     for t in range(n):
-        following = _token(conv, norms, g, beta, node, key, rows, HK, HV, K, V, KC, IS_DELTA)
-        node = tl.load(path + tl.minimum(t + 2, n - 1))
+        last = _token(conv, norms, g, beta, node, key, rows, HK, HV, K, V, KC, IS_DELTA)
+        node = tl.load(path + tl.minimum(t + 3, n - 1))
         s = _step(s, token, K, KC, IS_DELTA)
         if HAS_SNAPSHOTS:
             kept = tl.load(snapshots + t).to(tl.int64)
             if kept > 0:
                 _store_state(states + kept * HV * V * K, s, K, KC)
-        token = following
+        token, following = following, last
     _store_state(states + slot * HV * V * K, s, K, KC)
 
 
@@ -153,16 +154,16 @@ def recurrent_commit_kernel(
 ):  # fmt: skip
     """grid (HV V / BV + ceil(C / BC), B, R): BV rows of a head's state, or BC channels of a window."""
     block, b, layer = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    STATE_BLOCKS: tl.constexpr = HV * V // BV if HV > 0 else 0
-    n = tl.load(length + b)
+    STATE_BLOCKS: tl.constexpr = HV * V // BV
+    path += b * D
+    snapshots += b * D
+    n, slot = tl.load(length + b), tl.load(slots + b).to(tl.int64)
+    node, next_node = tl.load(path), tl.load(path + min(1, D - 1))
     if n > 0:
-        slot = tl.load(slots + b).to(tl.int64)
-        path += b * D
-        snapshots += b * D
         if block < STATE_BLOCKS:
             _commit_state(
-                conv, norms, g, beta, path, n, states, snapshots, layer, b, block, slot, B, N, T, HK, HV, K, V, BV, KC,
-                IS_DELTA, HAS_SNAPSHOTS,
+                conv, norms, g, beta, path, n, node, tl.where(n > 1, next_node, node), states, snapshots, layer, b,
+                block, slot, B, N, T, HK, HV, K, V, BV, KC, IS_DELTA, HAS_SNAPSHOTS,
             )  # fmt: skip
         else:
             _commit_window(
@@ -200,7 +201,8 @@ def recurrent_commit(
     recurrent_commit_kernel[grid](
         conv, norms, g, beta, inputs, path, path_length, states, windows, state_slots,
         unused if snapshot_slots is None else snapshot_slots, b, n, slots, path.shape[1], key_heads, heads, key_dim,
-        value_dim, channels, taps, rows, min(key_dim, KEY_CHUNK), WINDOW_BLOCK, recurrent is not None and recurrent.norms is not None,
+        value_dim, channels, taps, rows, min(key_dim, KEY_CHUNK), WINDOW_BLOCK,
+        recurrent is not None and recurrent.norms is not None,
         snapshot_slots is not None, num_warps=max(1, min(STATE_WARPS, rows * key_dim // 512)),
     )  # fmt: skip
 

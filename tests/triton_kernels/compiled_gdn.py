@@ -1,0 +1,95 @@
+"""Kernels of Gated DeltaNet layers at the sizes of Qwen3.6-27B."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.triton_kernels.compiled_kernels import Entry
+
+# Gated DeltaNet of Qwen3.6-27B.
+GDN: dict[str, Any] = {"C": 10240, "HK": 16, "HV": 48, "K": 128, "OVERLAPS": True}
+KERNELS = "verify_service.triton_kernels"
+
+
+def pointers(**names: str) -> dict[str, str]:
+    """Types of arguments, by type: bf16="x y" gives x and y pointers to bfloat16, and i32_="n" a number."""
+    types: dict[str, str] = {}
+    for kind, arguments in names.items():
+        types |= {name: kind[:-1] if kind.endswith("_") else f"*{kind}" for name in arguments.split()}
+    return types
+
+
+CONV_GATE = pointers(
+    bf16="x window inputs conv step write",
+    fp32="weight bias norms decay dt_bias g beta",
+    i32="parents slots",
+    i32_="x_batch x_row step_batch step_row write_batch write_row N",
+    fp32_="low high",
+)
+GDN_MATRICES = pointers(
+    bf16="conv matrices", fp32="norms g beta factors scratch", i64="ancestors", i32_="N", fp32_="scale"
+)
+GDN_VERIFY = pointers(bf16="conv matrices out", fp32="factors carried states", i32="slots", i32_="N")
+GDN_ROOT = pointers(
+    bf16="conv out gate weight", fp32="norms g beta states", i32="slots", i32_="gate_batch", fp32_="eps scale"
+)
+GATED_NORM = pointers(bf16="out gate weight", i32_="gate_batch gate_row N rows", fp32_="eps")
+RECURRENT_COMMIT = pointers(
+    bf16="conv inputs windows", fp32="norms g beta states", i32="path length slots snapshots", i32_="B N T"
+)
+
+
+def _entries() -> tuple[Entry, ...]:
+    """The kernels of Gated DeltaNet layers at served sizes."""
+    conv = {"C": 10240, "TAPS": 4, "NORMED": 32, "HV": 48, "HVP": 64, "BC": 128, "BN": 8}
+    conv |= {"HAS_BIAS": False, "SILU": True, "IS_DELTA": True, "OVERLAPS": True}
+    commit = {"D": 16, "HK": 16, "HV": 48, "K": 128, "V": 128, "C": 10240, "TAPS": 4, "BV": 32, "KC": 32, "BC": 1024}
+    verify = GDN | {"V": 128, "BK": 64}
+    whole = {"V": 128, "BV": 128, "NORM": True}
+    module = f"{KERNELS}.gdn_matrices:gdn_matrices_kernel"
+    matrices = tuple(
+        Entry(
+            f"gdn_matrices-{block}x{blocks}",
+            module,
+            GDN_MATRICES,
+            GDN | {"BT": block, "BLOCKS": blocks},
+            stack_limit={120: 512},
+        )
+        for block, blocks in ((16, 1), (64, 1), (64, 4))
+    )
+    module = f"{KERNELS}.gdn_verify:gdn_verify_kernel"
+    verifies = tuple(
+        Entry(
+            f"gdn_verify-{block}x{blocks}",
+            module,
+            GDN_VERIFY,
+            verify | {"BT": block, "BLOCKS": blocks, "BV": 64},
+            stack_limit={90: 64, 120: 128} if blocks > 1 else {120: 64},
+        )
+        for block, blocks in ((32, 1), (64, 1), (64, 4))
+    )
+    return (
+        Entry("conv_gate", f"{KERNELS}.conv_gate:conv_gate_kernel", CONV_GATE, conv),
+        *matrices,
+        *verifies,
+        Entry(
+            "gated_norm",
+            f"{KERNELS}.gdn_verify:gated_norm_kernel",
+            GATED_NORM,
+            {"HV": 48, "V": 128, "BR": 16, "OVERLAPS": True},
+        ),
+        Entry("gdn_root", f"{KERNELS}.gdn_verify:gdn_root_kernel", GDN_ROOT, GDN | whole, num_warps=8),
+        *(
+            Entry(
+                f"recurrent_commit{'-snapshots' if snapshots else ''}",
+                f"{KERNELS}.recurrent_commit:recurrent_commit_kernel",
+                RECURRENT_COMMIT,
+                commit | {"IS_DELTA": True, "HAS_SNAPSHOTS": snapshots},
+                num_warps=2,
+            )
+            for snapshots in (False, True)
+        ),
+    )
+
+
+GDN_LAYERS = _entries()
