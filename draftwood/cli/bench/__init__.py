@@ -11,6 +11,10 @@ COMMANDS = {
     "sweep": ("draftwood.cli.bench.sweep:sweep", "Speed and step times by tree budget."),
     "prefill": ("draftwood.cli.bench.prefill:prefill", "What a long prompt costs the answers beside it."),
     "soak": ("draftwood.cli.bench.soak:soak", "Load the services for minutes: nothing may be lost or wrong."),
+    "project": (
+        "draftwood.cli.bench.project:command",
+        "Project tokens/s from step times and an acceptance profile.",
+    ),
     "exact": ("draftwood.cli.bench.exact:exact", "Compare answers with transformers' own, token by token."),
 }
 
