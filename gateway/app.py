@@ -26,6 +26,7 @@ from gateway.client_key import client_key
 from gateway.completion import CompletionFormat
 from gateway.error_object import error_object, error_response
 from gateway.generation import UNWATCHED, Generator, Watch
+from gateway.interruption import InterruptionMiddleware
 from gateway.plan import Caller, Plan, make_plan
 from gateway.prompt import encode_chat, encode_prompts
 from gateway.reply import Format, Head, Reply
@@ -37,7 +38,7 @@ from gateway.sse import CLIENT_CLOSED_REQUEST, EventStream, unless_hung_up
 from gateway.telemetry import Telemetry, TelemetryMiddleware
 from gateway.verify_client import Target, VerifyClient
 
-HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
 
 
 class Gateway:
@@ -69,7 +70,7 @@ class Gateway:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        body = await read_request(ChatRequest, request, self._config.max_body_bytes)
+        body = await read_request(ChatRequest, request, self._config)
         target = await self._target_for(body)
         prompt = await encode_chat(body, self._model.template, self._model.tokenizer)
         plan = make_plan(body, [prompt], target, self._model.defaults, _caller(request, body))
@@ -77,7 +78,7 @@ class Gateway:
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        body = await read_request(CompletionRequest, request, self._config.max_body_bytes)
+        body = await read_request(CompletionRequest, request, self._config)
         target = await self._target_for(body)
         tokenizer = self._model.tokenizer
         prompts = await encode_prompts(body, tokenizer, target)
@@ -182,7 +183,12 @@ def create_app(gateway: Gateway) -> Starlette:
         ClientDisconnect: _on_disconnect,
         Exception: _on_fault,
     }
-    middleware = [Middleware(RequestIdMiddleware), cors, Middleware(ApiKeyMiddleware, keys=gateway.trust.api_keys)]
+    middleware = [
+        Middleware(RequestIdMiddleware),
+        cors,
+        Middleware(ApiKeyMiddleware, keys=gateway.trust.api_keys),
+        Middleware(InterruptionMiddleware),
+    ]
     if gateway.telemetry is not None:
         middleware.insert(1, Middleware(TelemetryMiddleware, gateway.telemetry))
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=gateway.lifespan)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, cast
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from draftwood.config import GatewayConfig
 from draftwood.errors import InvalidRequestError
 from gateway.schemas import RequestT, parse
 
@@ -18,9 +19,13 @@ LARGE_BYTES = 256 << 10  # from which on a body is read off the event loop
 DRAINED_BYTES = 64 << 20  # of a body that is too large, so that its sender gets to read the answer
 
 
-async def read_request(schema: type[RequestT], request: Request, max_bytes: int) -> RequestT:
-    """The request that the body holds. Raises HTTPException 413 or InvalidRequestError."""
-    body = await _read_bytes(request, max_bytes)
+async def read_request(schema: type[RequestT], request: Request, config: GatewayConfig) -> RequestT:
+    """The request that the body holds. Raises HTTPException 408 or 413, or InvalidRequestError."""
+    try:
+        async with asyncio.timeout(config.request_timeout_s):
+            body = await _read_bytes(request, config.max_body_bytes)
+    except TimeoutError as error:
+        raise HTTPException(408, f"the body has not come within {config.request_timeout_s:g} s") from error
 
     def read() -> RequestT:
         return parse(schema, decode(body))

@@ -16,6 +16,7 @@ from draftwood.config import GatewayConfig
 from draftwood.errors import ConfigError
 from gateway.api_keys import Trust
 from gateway.app import Gateway, create_app
+from gateway.connection import Connection
 from gateway.served_model import ServedModel
 from gateway.telemetry import Telemetry
 
@@ -31,6 +32,7 @@ class Server(uvicorn.Server):
         options = uvicorn.Config(
             create_app(Gateway(config, model, trust, self._telemetry)),
             loop="uvloop",
+            http=Connection,
             ws="none",
             lifespan="on",
             log_level="warning",

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from draftwood.errors import DraftwoodError, InternalError
 from gateway.error_object import error_response, from_error
+from gateway.interruption import going_down
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
@@ -76,6 +77,8 @@ class EventStream(Response):
                 await self._send(send, DONE, is_last=True)
         except DraftwoodError as error:
             await self._send_error(error, scope, receive, send)
+        except asyncio.CancelledError:  # by a stop
+            await self._send_error(going_down(), scope, receive, send)
         except Exception:
             await self._send_error(InternalError("internal error"), scope, receive, send)
             raise
