@@ -124,6 +124,8 @@ class DraftClient:
                     self.mismatch, backoff, self.link = None, MIN_BACKOFF_S, link
                     self._say("ready")
                     self.settled.set()
+                    if self._stopping.is_set():  # `stop` came before there was a link to close
+                        link.close()
                     link.read()
                     self.link = None
                     self._say("absent: the draft stream ended")

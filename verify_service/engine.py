@@ -88,6 +88,7 @@ class Engine:
         self._next_id = 0
         self._lock = threading.Lock()
         self._retry_after_s: float | None = None  # what new requests are told once the service goes down
+        self._is_stopping = False
         self._drains: list[threading.Event] = []
         self._is_waiting = True
         self._thread = threading.Thread(target=self._run, name="device-loop", daemon=True)
@@ -98,9 +99,11 @@ class Engine:
 
     def drain(self, timeout_s: float) -> bool:
         """Accepts nothing new from now on, and waits until everything that was accepted has ended; False where the time
-        was not enough, or the loop does not run. The loop goes on until `stop`."""
+        was not enough, or the loop does not run. The loop goes on until `stop`; behind a stop nothing is waited for."""
         is_done = threading.Event()
         with self._lock:
+            if self._is_stopping:
+                return False
             self._retry_after_s = max(timeout_s, RETRY_AFTER_STOP_S)
             self._commands.put(_Drain(is_done))
         return self.is_alive and is_done.wait(timeout_s) and self.is_alive
@@ -109,6 +112,7 @@ class Engine:
         """Ends the loop; running and waiting requests fail with UNAVAILABLE."""
         with self._lock:
             self._retry_after_s = self._retry_after_s or RETRY_AFTER_STOP_S
+            self._is_stopping = True
             self._commands.put(_Stop())
         self._thread.join()
 

@@ -18,7 +18,7 @@ from draftwood.wire import sampling_from_wire
 from tests.verify_service.draft_rig import EXPECTED, PATIENCE_S, MakeRig, Rig, draft_until, until
 from tests.verify_service.fake_drafter import MODEL, FakeDrafter, chain, refusal, result
 from verify_service.cache.pools import Pools
-from verify_service.draft_client import Expected, check_handshake
+from verify_service.draft_client import DraftClient, Expected, check_handshake
 from verify_service.drafter import Drafts
 
 WRONG: dict[str, Any] = {
@@ -305,3 +305,24 @@ def test_stream_ends_with_the_client(make_rig: MakeRig) -> None:
     rig.drafter.draft([rig.sequence()])
     rig.client.stop()
     assert rig.fake.ended.wait(PATIENCE_S)
+
+
+def test_a_stop_while_the_drafter_is_asked_who_it_is_ends_the_link_too(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    client = DraftClient(f"127.0.0.1:{rig.fake.port}", EXPECTED)
+    asked, goes_on, connect = threading.Event(), threading.Event(), client._connect
+
+    def slowly(stub: Any) -> Any:
+        asked.set()
+        assert goes_on.wait(PATIENCE_S)
+        return connect(stub)
+
+    client._connect = slowly
+    client.start()
+    assert asked.wait(PATIENCE_S)
+    stop = threading.Thread(target=client.stop)
+    stop.start()
+    until(client._stopping.is_set)
+    goes_on.set()
+    stop.join(PATIENCE_S)
+    assert not client._thread.is_alive()

@@ -214,6 +214,30 @@ def test_what_a_drain_has_no_time_for_fails_with_the_stop(make_loop: MakeLoop) -
     stop.join()
 
 
+def test_a_drain_that_comes_behind_a_stop_does_not_wait(make_loop: MakeLoop) -> None:
+    """Two signals in quick succession may be acted on in this order, while a step is still running."""
+    loop, gate, is_running = make_loop(max_batch=1), threading.Event(), threading.Event()
+
+    def run() -> None:
+        is_running.set()
+        assert gate.wait(PATIENCE_S)
+
+    loop.submit("running", new_tokens=20)
+    loop.on_pass(3, run)
+    loop.start()
+    assert is_running.wait(PATIENCE_S)
+    stop = threading.Thread(target=loop.engine.stop)
+    stop.start()
+    until(lambda: loop.engine._retry_after_s is not None)
+    drained = list[bool]()
+    drain = threading.Thread(target=lambda: drained.append(loop.engine.drain(10 * PATIENCE_S)))
+    drain.start()
+    gate.set()
+    stop.join(PATIENCE_S)
+    drain.join(PATIENCE_S)
+    assert drained == [False]
+
+
 def test_a_stuck_loop_is_seen(make_loop: MakeLoop) -> None:
     loop, gate, is_stuck = make_loop(), threading.Event(), threading.Event()
     engine = loop.engine
