@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 from draftwood.errors import InvalidRequestError
+from draftwood.telemetry import MAX_TRACEPARENT
 from draftwood.v1 import tree_pb2, verify_pb2
 from draftwood.wire import ALGORITHM_FROM_WIRE, sampling_from_wire, tree_to_wire
 from verify_service.acceptance import Finish
@@ -56,7 +57,7 @@ def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, p
         num_prompt_log_probs=message.num_prompt_log_probs if has("num_prompt_log_probs") else None,
         trace_steps=message.trace_steps,
         shadow_linear=_shadow_linear(message, defaults, algorithm),
-        traceparent=message.traceparent,
+        traceparent=message.traceparent if len(message.traceparent) <= MAX_TRACEPARENT else "",
         client=message.client or peer,
     )
 

@@ -11,7 +11,7 @@ from draftwood.tree import DraftTree
 from verify_service.acceptance import Finish
 
 MAX_LOG_PROBS = 20
-MAX_CLIENT = 256
+MAX_NAME = 256  # characters of what a client calls itself or its request
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,11 @@ def check_request(request: Request, limits: Limits) -> None:
     _check("width_cap", request.width_cap, 1, limits.max_width)
     _check("num_log_probs", request.num_log_probs or 0, 0, MAX_LOG_PROBS)
     _check("num_prompt_log_probs", request.num_prompt_log_probs or 0, 0, MAX_LOG_PROBS)
-    if len(request.client) > MAX_CLIENT:
-        raise InvalidRequestError(
-            f"client has {len(request.client)} characters, more than {MAX_CLIENT}", field="client"
-        )
+    for name, text in (("client", request.client), ("request_id", request.request_id)):
+        if len(text) > MAX_NAME:
+            raise InvalidRequestError(f"{name} has {len(text)} characters, more than {MAX_NAME}", field=name)
+    if not request.request_id.isprintable():  # it goes into the log
+        raise InvalidRequestError("request_id holds a control character", field="request_id")
     for token in request.stop_token_ids:
         if not 0 <= token < limits.vocab_size:
             raise InvalidRequestError(

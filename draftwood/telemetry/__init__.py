@@ -9,6 +9,8 @@ from draftwood.config import ServiceConfig
 if TYPE_CHECKING:
     from draftwood.telemetry.tracing import Tracing
 
+MAX_TRACEPARENT = 256  # characters; today's have 55, and a longer text is none
+
 
 def start_tracing(config: ServiceConfig, service: str) -> Tracing | None:
     """The service's tracer where the configuration asks for one: OpenTelemetry is loaded only where it is wanted.

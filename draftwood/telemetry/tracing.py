@@ -22,6 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from draftwood import __version__
 from draftwood.config import ServiceConfig
+from draftwood.telemetry import MAX_TRACEPARENT
 from draftwood.telemetry.span_file import SpanFile
 
 EXPORT_TIMEOUT_S = 2.0  # a collector that is gone must not hold up a stop
@@ -86,9 +87,13 @@ def _exporters(config: ServiceConfig) -> list[SpanExporter]:
     return exporters
 
 
-@functools.lru_cache(MAX_CONTEXTS)
 def context_of(traceparent: str) -> Context:
     """The context that a `traceparent` describes; an empty one where it is empty or malformed."""
+    return _parsed(traceparent if len(traceparent) <= MAX_TRACEPARENT else "")
+
+
+@functools.lru_cache(MAX_CONTEXTS)
+def _parsed(traceparent: str) -> Context:
     return _propagator.extract({"traceparent": traceparent}, Context())
 
 

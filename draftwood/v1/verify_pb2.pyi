@@ -202,7 +202,7 @@ class GenerateRequest(_message.Message):
     CLIENT_FIELD_NUMBER: _builtins.int
     SHADOW_LINEAR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Names the request in logs and traces; drawn by the service where empty."""
+    """Names the request in logs and traces; drawn by the service where empty. At most 256 characters, all printable."""
     max_new_tokens: _builtins.int
     """Tokens to generate at most. Absent: as many as the context has room for. At least 1."""
     min_new_tokens: _builtins.int
@@ -224,7 +224,7 @@ class GenerateRequest(_message.Message):
     trace_steps: _builtins.bool
     """Whether each step's tree and accepted path are sent."""
     traceparent: _builtins.str
-    """W3C trace context, empty where tracing is off."""
+    """W3C trace context, empty where tracing is off. What is malformed is ignored."""
     client: _builtins.str
     """Whom the request belongs to: requests that wait are served in fair shares between clients. At most 256 characters.
     Empty: the connection that the request came on.

@@ -10,10 +10,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from draftwood.config import GatewayConfig
 from draftwood.errors import ConfigError
 from draftwood.telemetry.metrics import STAGES
-from draftwood.telemetry.tracing import Tracing, is_sampled, traceparent_of
+from draftwood.telemetry.tracing import Tracing, context_of, is_sampled, traceparent_of
 from draftwood.tree import DraftTree
+from draftwood.v1 import verify_pb2
+from verify_service.defaults import Defaults
+from verify_service.messages import request_from_wire
 from verify_service.observer import SequenceStep, StepObserver
-from verify_service.request import Request, StageTimes
+from verify_service.request import Limits, Request, StageTimes
 from verify_service.sequence import Sequence
 from verify_service.step_spans import StepSpans
 
@@ -123,3 +126,18 @@ def test_bad_settings_are_named(settings: dict[str, float], message: str) -> Non
 def test_a_file_that_cannot_be_written_is_named() -> None:
     with pytest.raises(ConfigError, match="--trace-file /nowhere/spans: cannot be written"):
         Tracing.start(GatewayConfig(trace_file="/nowhere/spans"), "gateway")
+
+
+def test_what_is_too_long_for_a_traceparent_is_not_kept() -> None:
+    """Contexts are kept parsed by their text, which callers choose."""
+    long = FIRST + "-" + "x" * 100_000
+    assert context_of(long) is context_of("")
+    assert context_of(FIRST) is context_of(FIRST)
+    message = verify_pb2.GenerateRequest(prompt_token_ids=[1], traceparent=long)
+    defaults = Defaults(
+        limits=Limits(100, 64, 7, 64), algorithm="none", tree_budget=7, width_cap=4, spine=False, shadow_linear=False,
+        stop_token_ids=frozenset(),
+    )  # fmt: skip
+    assert request_from_wire(message, defaults).traceparent == ""
+    message.traceparent = FIRST
+    assert request_from_wire(message, defaults).traceparent == FIRST

@@ -189,6 +189,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "bias nan": (sampling(logit_bias=[BIAS(token_id=1, bias=NAN)]), "logit_bias"),
     "shadow of a chain": ({"shadow_linear": True, "algorithm": DFLASH}, "shadow_linear"),
     "client": ({"client": "x" * 257}, "client"),
+    "request id of 257 characters": ({"request_id": "x" * 257}, "request_id"),
+    "request id of two lines": ({"request_id": "a\nERROR all is lost"}, "request_id"),
     "bias token": (sampling(logit_bias=[BIAS(token_id=VOCAB, bias=1.0)]), "logit_bias"),
 }
 
