@@ -12,6 +12,7 @@ import uvloop
 
 from draft_service.server import DraftServer, load
 from draft_service.telemetry import Telemetry
+from draftwood.address import join
 from draftwood.config import DraftConfig
 from draftwood.errors import DraftwoodError
 from draftwood.garbage import freeze_startup
@@ -36,7 +37,7 @@ async def serve(config: DraftConfig) -> None:
     await server.start(config.host, config.port)
     freeze_startup()
     what = f"{loaded.handshake.model.model_id}, {loaded.dtype}, {loaded.num_threads} threads"
-    sys.stdout.write(f"draft service ready on {config.host}:{server.port} ({what})\n")
+    sys.stdout.write(f"draft service ready on {join(config.host, server.port)} ({what})\n")
     sys.stdout.flush()
     await stopping.wait()
     await server.stop()

@@ -14,6 +14,7 @@ from typing import Self
 import grpc
 import grpc.aio
 
+from draftwood.address import join
 from draftwood.bearer import Guard, SyncToken, aio_interceptors
 from draftwood.certificates import read_certificates, read_key
 from draftwood.config import ModelConfig, PeerConfig
@@ -57,11 +58,11 @@ class Security:
         """
         self._warn_if_open(host)
         if self.chain is None or self.key is None:
-            return server.add_insecure_port(f"{host}:{port}")
+            return server.add_insecure_port(join(host, port))
         credentials = grpc.ssl_server_credentials(
             [(self.key, self.chain)], self.authorities if self.asks_clients else None, self.asks_clients
         )
-        return server.add_secure_port(f"{host}:{port}", credentials)
+        return server.add_secure_port(join(host, port), credentials)
 
     def _warn_if_open(self, host: str) -> None:
         if is_loopback(host):

@@ -12,6 +12,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from draftwood.address import join
 from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError, UnavailableError
 from draftwood.garbage import freeze_startup
@@ -52,13 +53,13 @@ async def serve(config: VerifyConfig, service: Service) -> None:
     try:
         port = service.security.listen(server, config.host, config.port)
     except RuntimeError as error:
-        raise UnavailableError(f"--port {config.port}: cannot listen on {config.host}:{config.port}") from error
+        raise UnavailableError(f"--port {config.port}: cannot listen on {join(config.host, config.port)}") from error
     service.engine.start()
     if service.client is not None:
         service.client.start()
     await server.start()
     stopped = _stop_on_signals(service)
-    sys.stdout.write(f"verify service ready on {config.host}:{port} ({service.description})\n")
+    sys.stdout.write(f"verify service ready on {join(config.host, port)} ({service.description})\n")
     sys.stdout.flush()
     await _watch(checks, service, stopped)
     await checks.enter_graceful_shutdown()

@@ -6,6 +6,7 @@ import errno
 import socket
 from collections.abc import Iterable
 
+from draftwood import address
 from draftwood.config import flag
 from draftwood.errors import ConfigError
 
@@ -48,4 +49,4 @@ def _bound(host: str, port: int) -> socket.socket:
 def join(host: str, port: int) -> str:
     """`host:port` of something that listens on `host`, as a client on this machine writes it."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
+    return address.join(reachable, port)

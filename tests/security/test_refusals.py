@@ -4,6 +4,7 @@ error says which side refused."""
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -16,10 +17,12 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
+from draftwood.address import join
 from draftwood.cli.check import problem
+from draftwood.config import PeerConfig
 from draftwood.errors import DraftwoodError, UnauthenticatedError, UnavailableError
 from draftwood.rpc import from_rpc_error, refusal_in_handshake
-from draftwood.security import Security
+from draftwood.security import OPEN, Security
 from tests.security.authority import Authority
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -210,3 +213,21 @@ async def test_check_says_the_same(authority: Authority) -> None:
 
 def test_other_errors_are_not_about_certificates() -> None:
     assert refusal_in_handshake(grpc.RpcError("nothing known")) is None
+
+
+async def test_an_ipv6_address_is_listened_on() -> None:
+    """Without brackets gRPC would take the port for its last part."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback address")
+    server, checks = OPEN.server(), health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    port = OPEN.listen(server, "::1", 0)
+    await server.start()
+    try:
+        assert await problem(join("::1", port), "", 10.0, PeerConfig()) is None
+    finally:
+        await server.stop(None)
