@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from draftwood.config import EMBEDDED
 from draftwood.errors import ConfigError, UnsupportedModelError
@@ -51,12 +51,14 @@ def model_id(name: str, directory: Path) -> str:
 
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a checkpoint."""
+    path = directory / "config.json"
     try:
-        return json.loads((directory / "config.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise UnsupportedModelError(
-            f"{directory / 'config.json'} cannot be read: {error}", field="config.json"
-        ) from error
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnsupportedModelError(f"{path} cannot be read: {error}", field="config.json") from error
+    if not isinstance(config, dict):
+        raise UnsupportedModelError(f"{path} holds no JSON object", field="config.json")
+    return cast("dict[str, Any]", config)
 
 
 def tokenizer_hash(directory: Path) -> str:

@@ -4,19 +4,20 @@ JSON. Sizes come from the code that allocates, run on torch's meta device."""
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig
 
 from draftwood.checkpoint import read_config, resolve
 from draftwood.config import VerifyConfig
 from draftwood.device import pick_device, pick_dtype
+from draftwood.errors import UnsupportedModelError
 from draftwood.memory import print_plan, resident_memory_bytes
 from verify_service.cuda.memory import step_size
 from verify_service.service import META, cache_pools, cache_sizes, longest_context
-from verify_service.target.loading import stop_token_ids
+from verify_service.target.loading import full_config, stop_token_ids
 from verify_service.target.spec import SUPPORTED, TargetSpec, read_spec, text_config
 
 
@@ -25,13 +26,13 @@ def plan(config: VerifyConfig) -> dict[str, int]:
     device = pick_device(config)
     dtype = pick_dtype(config, device)
     directory = resolve(config.target, setting="target")
-    full = AutoConfig.from_pretrained(directory)
+    full = full_config(directory)
     text = text_config(full)
     spec = read_spec(text, stop_token_ids(directory, full), allow_unsafe=config.allow_hybrid_unsafe)
     max_context = longest_context(config, spec)
     feature_size = 0
     if config.draft != "none":
-        feature_size = read_config(resolve(config.draft, setting="draft"))["hidden_size"]
+        feature_size = _feature_size(resolve(config.draft, setting="draft"))
     pools = cache_pools(spec, *cache_sizes(config, max_context), feature_size, dtype, META)
     if device.type == "cuda":
         step = step_size(
@@ -50,6 +51,13 @@ def plan(config: VerifyConfig) -> dict[str, int]:
         ),
         "libraries": resident_memory_bytes(),
     }
+
+
+def _feature_size(directory: Path) -> int:
+    size = read_config(directory).get("hidden_size")
+    if not isinstance(size, int) or size < 1:
+        raise UnsupportedModelError(f"hidden_size in {directory / 'config.json'} is {size!r}", field="hidden_size")
+    return size
 
 
 def _weights(text: Any, spec: TargetSpec, dtype: torch.dtype) -> int:

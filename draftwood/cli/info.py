@@ -84,7 +84,7 @@ def machine_facts() -> dict[str, Any]:
 def model_facts(directory: Path) -> dict[str, Any]:
     """Where a model is and its shape."""
     config = checkpoint.read_config(directory)
-    text: dict[str, Any] = config.get("text_config", config)
+    text: dict[str, Any] = config.get("text_config") or config
     facts: dict[str, Any] = {"directory": str(directory), "model type": config.get("model_type", "unknown")}
     named = {
         "layers": "num_hidden_layers", "hidden size": "hidden_size", "vocabulary": "vocab_size",

@@ -67,3 +67,22 @@ def test_caches_larger_than_the_memory_are_refused_at_the_start() -> None:
     config = VerifyConfig(drafter="none", compile=False, page_size=1024, cache_tokens=1 << 31)
     with pytest.raises(ConfigError, match=r"--max-batch 8 sequences of 2048 tokens .*\(KV pages [\d.]+ GiB, recurrent"):
         build(config)
+
+
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100}
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"model_type": "zzz"}, LLAMA | {"hidden_size": "x"}, LLAMA | {"num_attention_heads": 0}]
+)
+def test_a_config_that_transformers_does_not_take_is_refused_by_name(tmp_path: Path, config: dict[str, object]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=r"config\.json"):
+        plan(VerifyConfig(target=str(tmp_path), draft="none"))
+
+
+@pytest.mark.parametrize("config", [{}, {"hidden_size": "x"}, {"hidden_size": 0}])
+def test_a_draft_model_without_a_size_is_refused_by_name(tmp_path: Path, config: dict[str, object]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match="hidden_size"):
+        plan(VerifyConfig(draft=str(tmp_path)))

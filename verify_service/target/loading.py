@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, GenerationConfig
 from transformers.utils import logging as transformers_logging
 from transformers.utils.quantization_config import Mxfp4Config
@@ -28,6 +29,18 @@ _KEY_MAPPING = {
 log = logging.getLogger(__name__)
 
 
+# What transformers' configurations raise, which compute with what they read.
+_CONFIG_FAULTS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, StrictDataclassError)
+
+
+def full_config(directory: Path) -> Any:
+    """The checkpoint's configuration as transformers reads it. Raises UnsupportedModelError."""
+    try:
+        return AutoConfig.from_pretrained(directory)
+    except _CONFIG_FAULTS as error:
+        raise UnsupportedModelError(f"{directory}/config.json: {error}", field="config.json") from error
+
+
 def load_target(
     directory: Path,
     dtype: torch.dtype,
@@ -40,10 +53,7 @@ def load_target(
 
     Raises UnsupportedModelError naming the architecture, layer or tensor that cannot be served.
     """
-    try:
-        full = AutoConfig.from_pretrained(directory)
-    except (OSError, ValueError, KeyError) as error:
-        raise UnsupportedModelError(f"{directory}/config.json: {error}", field="config.json") from error
+    full = full_config(directory)
     config = text_config(full)
     spec = read_spec(config, stop_token_ids(directory, full), allow_unsafe=allow_unsafe)
     check_rope(config)
