@@ -23,15 +23,19 @@ Value = TypeVar("Value")
 MODEL_FIELDS = frozenset(spec.name for spec in fields(ModelConfig))
 _PRIVATE = ("target", "draft", "random_weights", "dtype", "device", "threads", "compile")
 
+draft_threads = click.option(
+    "--draft-threads",
+    type=click.IntRange(0, 1024),
+    default=0,
+    help="CPU threads of the drafter alone; 0 takes --threads.",
+)
+
 
 def private_settings(**defaults: Any) -> Callable[[AnyFunction], AnyFunction]:
     """The options of commands that start a stack for themselves."""
 
     def decorate(function: AnyFunction) -> AnyFunction:
-        threads = click.option(
-            "--draft-threads", type=int, default=0, help="CPU threads of the drafter alone; 0 takes --threads."
-        )
-        return settings(ModelConfig, only=_PRIVATE, defaults=defaults)(threads(function))
+        return settings(ModelConfig, only=_PRIVATE, defaults=defaults)(draft_threads(function))
 
     return decorate
 

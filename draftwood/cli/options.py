@@ -6,6 +6,7 @@ The dataclasses of `draftwood.config` stay the one place where a setting has its
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, get_type_hints
 
@@ -57,6 +58,17 @@ def build(config: type[AnyConfig], values: Mapping[str, Any], **fixed: Any) -> A
     return config(**(taken | fixed))
 
 
+class FiniteRange(click.FloatRange):
+    """A range that takes numbers only: nan is neither below a limit nor above it, and inf seconds never end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number", param, ctx)
+        return number
+
+
 def int_list(_context: click.Context, option: click.Parameter, value: str) -> tuple[int, ...]:
     """Click callback for comma-separated whole numbers."""
     try:
@@ -65,4 +77,6 @@ def int_list(_context: click.Context, option: click.Parameter, value: str) -> tu
         raise click.BadParameter(f"{value!r} is not a list of whole numbers such as 7,15,31", param=option) from None
     if not numbers:
         raise click.BadParameter("the list is empty", param=option)
+    if min(numbers) < 0:
+        raise click.BadParameter(f"{min(numbers)} is not at least 0", param=option)
     return numbers

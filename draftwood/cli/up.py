@@ -12,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from draftwood.cli.console import err, out
 from draftwood.cli.drafter import require_drafter
-from draftwood.cli.launch import MODEL_FIELDS, stack_config
+from draftwood.cli.launch import MODEL_FIELDS, draft_threads, stack_config
 from draftwood.cli.options import settings
 from draftwood.cli.process import ServiceDiedError
 from draftwood.cli.stack import NO_DRAFTER, Stack, StackConfig
@@ -22,6 +22,7 @@ from draftwood.security import Security
 
 _DEATH_IS_NOTICED_S = 2.0
 
+PORT = click.IntRange(0, 65535)
 _OWN = MODEL_FIELDS | {"host", "port", "drafter", "verify", "target"}
 
 
@@ -32,27 +33,34 @@ _OWN = MODEL_FIELDS | {"host", "port", "drafter", "verify", "target"}
     show_default=True,
     help="Address that the gateway listens on; the other two listen on the loopback address.",
 )
-@click.option("--port", default=GatewayConfig.port, show_default=True, help="Port of the gateway; 0 picks a free one.")
+@click.option(
+    "--port", type=PORT, default=GatewayConfig.port, show_default=True, help="Port of the gateway; 0 picks a free one."
+)
 @click.option(
     "--verify-port",
+    type=PORT,
     default=VerifyConfig.port,
     show_default=True,
     help="Port of the verify service; 0 picks a free one.",
 )
 @click.option(
-    "--draft-port", default=DraftConfig.port, show_default=True, help="Port of the draft service; 0 picks a free one."
+    "--draft-port",
+    type=PORT,
+    default=DraftConfig.port,
+    show_default=True,
+    help="Port of the draft service; 0 picks a free one.",
 )
 @settings(ModelConfig, skip=("host", "metrics_port"))
 @click.option(
     "--metrics-port",
-    type=int,
+    type=click.IntRange(0, 65533),
     default=GatewayConfig.metrics_port,
     show_default=True,
     help="Port of the gateway's Prometheus endpoint; the verify service's is the next, the draft service's the one "
     "after that; 0 opens none.",
 )
 @click.option("--no-draft", is_flag=True, help="Run without a drafter; the same as --draft none.")
-@click.option("--draft-threads", type=int, default=0, help="CPU threads of the drafter alone; 0 takes --threads.")
+@draft_threads
 @settings(DraftConfig, skip=_OWN)
 @settings(VerifyConfig, skip=_OWN)
 @settings(GatewayConfig, skip=(*_OWN, "drain_timeout_s"))

@@ -99,3 +99,32 @@ def test_services_take_this_processs_place(monkeypatch: pytest.MonkeyPatch) -> N
     assert command[0] == path
     assert command[1:] == ["-P", "-m", "draft_service", "--no-compile", "--port", "0"]
     assert environment["GOMP_SPINCOUNT"] == "2000"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--port", "70000"), ("--verify-port", "70000"), ("--draft-port", "-1"), ("--draft-threads", "-5"),
+     ("--metrics-port", "65534")],
+)  # fmt: skip
+def test_up_names_the_option_that_was_given(option: str, value: str) -> None:
+    """Not the one that the service has in its place."""
+    result = CliRunner().invoke(main, ["up", f"{option}={value}"])
+    assert result.exit_code == 2
+    assert f"'{option}': {value} is not in the range" in result.output
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--seconds", "nan"), ("--seconds", "inf"), ("--hang-ups", "nan"), ("--kill-every", "nan"), ("--draft", "none")],
+)
+def test_soak_names_what_it_cannot_do(option: str, value: str) -> None:
+    result = CliRunner().invoke(main, ["bench", "soak", f"{option}={value}"])
+    assert result.exit_code == 2
+    assert option in result.output
+    assert value in result.output
+
+
+def test_a_budget_below_0_is_no_budget() -> None:
+    result = CliRunner().invoke(main, ["bench", "decode", "--budgets=7,-5"])
+    assert result.exit_code == 2
+    assert "'--budgets': -5 is not at least 0" in result.output

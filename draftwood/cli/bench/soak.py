@@ -15,6 +15,9 @@ from draftwood.cli.bench.prompts import load
 from draftwood.cli.bench.trial import Outcome, Plan, run_trial
 from draftwood.cli.console import out
 from draftwood.cli.launch import private_settings, run_stoppable
+from draftwood.cli.options import FiniteRange
+from draftwood.cli.stack import NO_DRAFTER
+from draftwood.errors import ConfigError
 
 MIB = 1 << 20
 
@@ -24,12 +27,10 @@ MIB = 1 << 20
 @click.option(
     "--clients", type=click.IntRange(1), default=32, show_default=True, help="Clients, one request at a time."
 )
-@click.option("--seconds", type=click.FloatRange(1), default=300.0, show_default=True, help="How long they go on.")
+@click.option("--seconds", type=FiniteRange(1), default=300.0, show_default=True, help="How long they go on.")
+@click.option("--hang-ups", type=FiniteRange(0, 1), default=0.05, show_default=True, help="Share of requests given up.")
 @click.option(
-    "--hang-ups", type=click.FloatRange(0, 1), default=0.05, show_default=True, help="Share of requests given up."
-)
-@click.option(
-    "--kill-every", "kill_every_s", type=click.FloatRange(0), default=20.0, show_default=True,
+    "--kill-every", "kill_every_s", type=FiniteRange(0), default=20.0, show_default=True,
     help="Seconds between SIGKILLs of the drafter, which is started again; 0 kills none.",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of what the clients ask.")
@@ -51,6 +52,8 @@ def soak(prompts: Path | None, json_path: Path | None, **values: Any) -> None:
       draftwood bench soak
       draftwood bench soak --clients 8 --seconds 20 --kill-every 8 --no-compile
     """
+    if values["draft"] == NO_DRAFTER:
+        raise ConfigError("--draft is none: a soak has a drafter to kill", field="draft")
     names = ("clients", "seconds", "hang_ups", "kill_every_s", "seed")
     plan = Plan(**{name: values.pop(name) for name in names})
     outcome = run_stoppable(run_trial(load(prompts).texts, plan, values))
