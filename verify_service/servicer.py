@@ -92,8 +92,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         request: verify_pb2.GenerateRequest,
         context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
     ) -> None:
-        # Not a generator: one that is suspended at a yield when its call is cancelled gets to its `finally` only when it
-        # is collected. And no callback of the context: that would make the call part of a reference cycle.
+        # Not a generator: one that is suspended at a yield when its call is cancelled gets to its `finally` only when
+        # it is collected. And no callback of the context: that would make the call part of a reference cycle.
         watch = self.watch()
         try:
             async with errors_to_status(context), watch.errors():
