@@ -49,8 +49,8 @@ _MERGE = Entry(
     name="tree_attention-merge",
     kernel="verify_service.triton_kernels.tree_attention:_merge",
     types={"partial": "*fp32", "sums": "*fp32", "base_lengths": "*i32", "out": "*bf16"},
-    constants={"out_b": 64 * 24 * 256, "out_n": 24 * 256, "out_h": 256, "N": 64, "HQ": 24, "D": 256, "DP": 256}
-    | {"WINDOW": 0, "KEYS": 64, "SLICES": 11, "SP": 16, "LEAST": 128, "OVERLAP": True},
+    constants={"out_b": 64 * 24 * 256, "out_n": 24 * 256, "out_h": 256, "N": 64, "HQ": 24, "D": 256}
+    | {"WINDOW": 0, "KEYS": 64, "SLICES": 11, "SP": 16, "LEAST": 128, "OVERLAP": True, "ROWS": 2, "CHUNK": 256},
 )
 _KV_COMMIT = Entry(
     name="kv_commit",

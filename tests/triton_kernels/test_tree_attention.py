@@ -228,14 +228,13 @@ def test_limits_are_named(shape: Shape, message: str, device: torch.device) -> N
         Scene(shape, device).run()
 
 
-def test_the_table_of_tilings_fills_the_device() -> None:
-    """Slices and row tiles make about one program a multiprocessor, and never none."""
-    for b in (1, 8, 64):
-        for n in (1, 16, 32, 64, 128, 256):
-            tiling = choose_tiling(b, n, 24, 4, 256, torch.bfloat16, Gpu(132, 227 << 10))
-            programs = b * 4 * -(-n * 6 // tiling.rows) * tiling.slices
-            assert tiling.slices >= 1
-            assert tiling.slices == 1 or programs <= 2 * 132
+@pytest.mark.parametrize("b", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("n", [1, 16, 32, 64, 128, 256])
+def test_programs_fill_the_device(b: int, n: int) -> None:
+    """No more than an eighth of the multiprocessors is idle over all waves."""
+    tiling = choose_tiling(b, n, 24, 4, 256, torch.bfloat16, Gpu(132, 227 << 10))
+    programs = b * 4 * -(-n * 6 // tiling.rows) * tiling.slices
+    assert programs / (132 * -(-programs // 132)) > 7 / 8
 
 
 SERVED = [

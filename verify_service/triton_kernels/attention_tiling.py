@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 MOST_SLICES = 64
+WAVE = 0.02  # what starting and ending a wave costs, in units of all keys' work
 ROOMY = 200 << 10  # bytes of shared memory: Hopper and the large Blackwell have it
 
 
@@ -51,15 +52,24 @@ def choose_tiling(b: int, n: int, hq: int, hkv: int, d: int, dtype: torch.dtype,
     rows, is_wide, is_roomy = n * hq // hkv, d > 128, gpu.shared_memory >= ROOMY
     if dtype == torch.float32:
         tile = Tiling(rows=16, keys=16 if is_wide else 32, warps=4, stages=2, slices=1)
-    elif rows <= 16:
-        tile = Tiling(rows=16, keys=64 if is_roomy else 32, warps=4, stages=3 if is_roomy else 2, slices=1)
-    elif rows <= 64 or not is_roomy:
+    elif rows <= 16:  # bound by memory, which a deeper pipeline keeps busy
+        stages = 3 if is_roomy else 2
+        tile = Tiling(16, 64 if is_roomy else 32, warps=4, stages=stages, slices=1, least_keys=64, prefetch=False)
+    elif rows <= 192 or not is_roomy:
         narrow = is_wide and not is_roomy
         tile = Tiling(rows=64, keys=32 if narrow else 64, warps=8 if narrow else 4, stages=2, slices=1)
     else:
         tile = Tiling(rows=128, keys=64 if is_wide else 128, warps=8, stages=2, slices=1)
-    programs = triton.cdiv(rows, tile.rows) * hkv * b
-    return replace(tile, slices=max(1, min(MOST_SLICES, gpu.multiprocessors // programs)))
+    return _sliced(tile, triton.cdiv(rows, tile.rows) * hkv * b, gpu.multiprocessors)
+
+
+def _sliced(tile: Tiling, programs: int, multiprocessors: int) -> Tiling:
+    """With as many slices as make the waves of programs short and full; short prefixes have fewer."""
+    waves = {slices: triton.cdiv(programs * slices, multiprocessors) for slices in range(1, MOST_SLICES + 1)}
+    slices = min(waves, key=lambda s: waves[s] / s + WAVE * waves[s])
+    # One more wave costs more than a slice of few keys saves.
+    least = tile.least_keys if waves[slices] == 1 else max(tile.least_keys, 16 * programs)
+    return replace(tile, slices=slices, least_keys=least)
 
 
 def boxes_of(tensor: Tensor, box: list[int]) -> TensorDescriptor:

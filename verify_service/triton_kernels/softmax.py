@@ -31,13 +31,14 @@ def fold(acc, top, total, scores, values, unit):
 
 @triton.jit
 def leave(
-    acc, top, total, sinks, partial, sums, out, b, index, is_last, node, query_head, real, out_b, out_n, out_h,
+    acc, top, total, sinks, partial, sums, out, b, index, used, node, query_head, real, out_b, out_n, out_h,
     N: tl.constexpr, HQ: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SINKS: tl.constexpr, SLICES: tl.constexpr,
 ):  # fmt: skip
-    """Writes what a slice found; a sink counts in the last slice, as a key without a value."""
+    """Writes what a slice found, to its place at once if there is no other; a sink counts in the last slice, as a key
+    without a value."""
     if SINKS:
         sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
-        sink = tl.where(is_last, sink, float("-inf"))
+        sink = tl.where(index == used - 1, sink, float("-inf"))
         higher = tl.maximum(top, sink)
         decay = tl.exp2(top - higher)
         total = total * decay + tl.exp2(sink - higher)
@@ -47,7 +48,7 @@ def leave(
     acc = acc * (1.0 / some)[:, None]
     d = tl.arange(0, DP)
     store = real[:, None] & (d < D)[None, :]
-    if SLICES == 1:
+    if SLICES == 1 or used == 1:
         at = b.to(tl.int64) * out_b + node[:, None] * out_n + query_head[:, None] * out_h + d[None, :]
         tl.store(out + at, acc.to(out.dtype.element_ty), mask=store)
     else:

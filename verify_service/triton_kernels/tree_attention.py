@@ -35,6 +35,8 @@ from verify_service.triton_kernels.softmax import fold, leave, scores_of
 LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256
 NODES_A_WORD = 64
+FEW_ROWS = 512  # merged one a program
+MERGED = 8192  # partial results that a program merges, at most
 
 
 @triton.jit(do_not_specialize=["P"])
@@ -129,32 +131,37 @@ def _attend(
             visible = visible & (position[:, None] - there[None, :] < WINDOW)
         values = fetch_nodes(v, v_boxes, b, j, head, v_b, v_n, v_h, N, EDGE, D, DP, NODE_BOXES)
         acc, top, total = fold(acc, top, total, tl.where(visible, scores, float("-inf")), values, unit)
-    leave(acc, top, total, sinks, partial, sums, out, b, index, index == used - 1, node, query_head, real,
+    leave(acc, top, total, sinks, partial, sums, out, b, index, used, node, query_head, real,
            out_b, out_n, out_h, N, HQ, D, DP, SINKS, SLICES)  # fmt: skip
 
 
 @triton.jit
 def _merge(
     partial, sums, base_lengths, out, out_b, out_n, out_h,
-    N: tl.constexpr, HQ: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
-    SLICES: tl.constexpr, SP: tl.constexpr, LEAST: tl.constexpr, OVERLAP: tl.constexpr,
+    N: tl.constexpr, HQ: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
+    SLICES: tl.constexpr, SP: tl.constexpr, LEAST: tl.constexpr, OVERLAP: tl.constexpr, ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Program (node, query head, row of the batch): slices weighted by their share of the sum of weights."""
-    node, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Program (rows of nodes' query heads, chunk of D, row of the batch): slices by their share of the weights."""
+    b = tl.program_id(2)
     _, _, _, _, used = key_slice(tl.load(base_lengths + b), 0, WINDOW, N, KEYS, SLICES, LEAST)
+    if used == 1:
+        return
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     index = tl.arange(0, SP)
-    d = tl.arange(0, DP)
-    row = ((b * SLICES + index) * N + node) * HQ + head
+    d = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    at = (b * SLICES + index[None, :]) * (N * HQ) + row[:, None]
+    inside = (row < N * HQ)[:, None] & (index < used)[None, :]
+    part = partial + at.to(tl.int64)[:, :, None] * D + d[None, None, :]
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    logs = tl.load(sums + row, mask=index < used, other=float("-inf"))
-    inside = (index < used)[:, None] & (d < D)[None, :]
-    parts = tl.load(partial + row.to(tl.int64)[:, None] * D + d[None, :], mask=inside, other=0.0)
-    shares = tl.exp2(logs - tl.max(logs, 0))
-    shares = shares / tl.sum(shares, 0)
-    result = tl.sum(parts * shares[:, None], 0)
-    at = out + b.to(tl.int64) * out_b + node * out_n + head * out_h + d
-    tl.store(at, result.to(out.dtype.element_ty), mask=d < D)
+    logs = tl.load(sums + at, mask=inside, other=-1.0e30)
+    parts = tl.load(part, mask=inside[:, :, None] & (d < D)[None, None, :], other=0.0)
+    shares = tl.exp2(logs - tl.max(logs, 1)[:, None])
+    shares = shares / tl.sum(shares, 1)[:, None]
+    result = tl.sum(parts * shares[:, :, None], 1)
+    to = out + b.to(tl.int64) * out_b + (row // HQ * out_n + row % HQ * out_h)[:, None] + d[None, :]
+    tl.store(to, result.to(out.dtype.element_ty), mask=(row < N * HQ)[:, None] & (d < D)[None, :])
 
 
 def tree_attention(
@@ -201,19 +208,22 @@ def tree_attention(
     node_boxes = boxes and d == depth and all(has_boxes(t) for t in (k, v))
     nodes = [boxes_of(t.flatten(2), [1, edge, depth]) if node_boxes else t for t in (k, v)]
     overlap = tiling.overlap and overlaps(q.device)
-    cut = {"N": n, "HQ": hq, "D": d, "DP": depth, "WINDOW": sliding_window or 0, "KEYS": keys, "SLICES": slices}
+    cut = {"N": n, "HQ": hq, "D": d, "WINDOW": sliding_window or 0, "KEYS": keys, "SLICES": slices}
     cut |= {"LEAST": tiling.least_keys, "OVERLAP": overlap} | ({"launch_pdl": True} if overlap else {})
     _attend[(triton.cdiv(n * hq // hkv, tiling.rows) * hkv, slices, b)](
         q, k, v, key_pool, value_pool, *nodes, *pools, page_table, base_lengths, ancestors, positions,
         q if sinks is None else sinks, partial, sums, out, factor, unit, cap, slots, page_table.shape[1],
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-        **cut, W=ancestors.shape[2], HKV=hkv, PAGE=page_size, BOXES=boxes, NODE_BOXES=node_boxes,
+        **cut, W=ancestors.shape[2], HKV=hkv, DP=depth, PAGE=page_size, BOXES=boxes, NODE_BOXES=node_boxes,
         PREFETCH=boxes and tiling.prefetch and q.is_cuda, SOFT_CAP=soft_cap is not None, SINKS=sinks is not None,
         ROWS=tiling.rows, EDGE=edge, num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     if slices > 1:
-        _merge[(n, hq, b)](
-            partial, sums, base_lengths, out, *out.stride()[:3], **cut, SP=triton.next_power_of_2(slices), num_warps=4
+        padded = triton.next_power_of_2(slices)
+        chunk = min(depth, max(MERGED // padded, 16))
+        rows = max(1, MERGED // (padded * chunk)) if b * n * hq > FEW_ROWS else 1
+        _merge[(triton.cdiv(n * hq, rows), triton.cdiv(d, chunk), b)](
+            partial, sums, base_lengths, out, *out.stride()[:3], **cut, SP=padded, ROWS=rows, CHUNK=chunk, num_warps=4
         )
 
 

@@ -1,0 +1,193 @@
+"""Tree attention beside its floors and its rivals on the same tensors, one layer of Qwen3.6-27B's 24/4 heads x 256.
+
+    python -m benchmarks.kernels.attention --output benchmarks/results/h200/attention.json
+
+Floors: the prefix's keys and values read once at the bandwidth of a copy, and the products at the rate of a large
+matrix product, both measured in the same run. Rivals get keys and values side by side, without pages, and masks that
+were made before: scaled_dot_product_attention with a dense mask, whose rows are packed by KV head as ours are, and
+FlexAttention, compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.kernels.timing import RESULTS, copies, copy_bandwidth, graph_seconds, sweep, write
+from verify_service.triton_kernels.kv_commit import kv_commit
+from verify_service.triton_kernels.tree_attention import tree_attention, tree_attention_plain
+from verify_service.triton_kernels.tree_structure import tree_structure
+
+HQ, HKV, D, PAGE = 24, 4, 256, 64
+LAYERS, LONGEST_PATH = 16, 16
+PREFIXES = (1024, 8192, 32768)
+NODES = (1, 16, 32, 64, 128)
+BARS = {1024: 22.0, 8192: 60.0, 32768: 160.0}  # microseconds at 64 nodes, batch 1
+RIVAL_NODES = 64
+MOST_KEYS = 1 << 19  # of all rows and layers; more would not fit beside the rivals
+
+
+def random_trees(b: int, n: int) -> Tensor:
+    """Parents [B, N] int32 of trees at most 15 deep."""
+    rng = random.Random(n)
+    rows: list[list[int]] = []
+    for _ in range(b):
+        parents, depths = [-1], [0]
+        while len(parents) < n:
+            parent = len(parents) - 1 if rng.random() < 0.4 else rng.randrange(len(parents))
+            if depths[parent] < LONGEST_PATH - 1:
+                parents.append(parent)
+                depths.append(depths[parent] + 1)
+        rows.append(parents)
+    return torch.tensor(rows, dtype=torch.int32, device="cuda")
+
+
+def drawn(*size: int) -> Tensor:
+    """Random bfloat16 numbers."""
+    return torch.randn(*size, dtype=torch.bfloat16, device="cuda")
+
+
+class Case:
+    """Layers with tensors of their own, together larger than the L2 cache, over one set of trees."""
+
+    def __init__(self, b: int, n: int, prefix: int) -> None:
+        self.b, self.n, self.prefix = b, n, prefix
+        bytes_a_layer = 2 * b * prefix * HKV * D * 2
+        self.layers = max(1, min(copies(bytes_a_layer), MOST_KEYS // (b * prefix)))
+        pages = prefix // PAGE + -(-n // PAGE)
+        self.table = (torch.randperm(b * pages, device="cuda") + 1).view(b, pages).int()
+        self.key_pool = drawn(self.layers, HKV, (b * pages + 1) * PAGE, D)
+        self.value_pool = drawn(*self.key_pool.shape)
+        self.q, self.k, self.v = (drawn(self.layers, b, n, heads, D) for heads in (HQ, HKV, HKV))
+        self.out = torch.full_like(self.q, torch.nan)
+        self.parents = random_trees(b, n)
+        self.sizes = torch.full((b,), n, dtype=torch.int32, device="cuda")
+        self.bases = torch.full((b,), prefix - 5, dtype=torch.int32, device="cuda")  # the last page is partial
+        words = -(-n // 64)
+        self.positions = torch.zeros(b, n, dtype=torch.int64, device="cuda")
+        self.ancestors = torch.zeros(b, n, words, dtype=torch.int64, device="cuda")
+        self.rest = [torch.zeros(size, dtype=torch.int32, device="cuda") for size in ((b, n), (b,), (b, words))]
+        self.derive()
+
+    def derive(self) -> None:
+        tree_structure(self.parents, self.sizes, self.bases, self.positions, self.ancestors, *self.rest)
+
+    def arguments(self, layer: int, out: Tensor) -> tuple[Any, ...]:
+        rows = (self.q[layer], self.k[layer], self.v[layer], self.key_pool[layer], self.value_pool[layer])
+        return (*rows, self.table, PAGE, self.bases, self.ancestors, self.positions, D**-0.5, out)
+
+    def error(self) -> float:
+        """Relative Frobenius distance from the plain twin in float32."""
+        plain = torch.full_like(self.q[0], torch.nan, dtype=torch.float32)
+        tree_attention_plain(*self.arguments(0, plain))
+        tree_attention(*self.arguments(0, self.out[0]))
+        return float((self.out[0] - plain).norm() / plain.norm())
+
+    def microseconds(self) -> float:
+        return sweep([partial(tree_attention, *self.arguments(i, self.out[i])) for i in range(self.layers)]) * 1e6
+
+    def mask(self) -> Tensor:
+        """[B, N, keys] bool over prefix and nodes, without the page's rest."""
+        nodes = torch.arange(self.n, device="cuda")
+        seen = (self.ancestors[:, :, nodes // 64] >> (nodes % 64)) & 1 > 0
+        return torch.cat([seen.new_ones(self.b, self.n, self.prefix), seen], 2)
+
+    def dense(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Queries, keys and values of each layer as the rivals take them: heads first, no pages."""
+        slots = (self.table.long()[:, : self.prefix // PAGE, None] * PAGE + torch.arange(PAGE, device="cuda")).flatten(
+            1
+        )
+        layers: list[tuple[Tensor, Tensor, Tensor]] = []
+        for i in range(self.layers):
+            pools = ((self.key_pool[i], self.k[i]), (self.value_pool[i], self.v[i]))
+            k, v = (torch.cat([p[:, slots].transpose(0, 1), rows.transpose(1, 2)], 2).contiguous() for p, rows in pools)
+            layers.append((self.q[i].transpose(1, 2).contiguous(), k, v))
+        return layers
+
+
+def rivals(case: Case) -> dict[str, float | str]:
+    """Microseconds a layer; what went wrong, for one that does not run."""
+    times: dict[str, float | str] = {}
+    layers, mask = case.dense(), case.mask()
+    group = HQ // HKV
+    rows = mask[:, None].repeat_interleave(group, 2).contiguous()  # (node, query head in group), as our rows are
+    packed = [(c[0].unflatten(1, (HKV, group)).transpose(2, 3).flatten(2, 3).contiguous(), *c[1:]) for c in layers]
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, attn_mask=rows)
+
+    def visible(b: Tensor, _: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        return mask[b, row, key]
+
+    blocks = create_block_mask(visible, case.b, None, case.n, mask.shape[2], device="cuda")
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+
+    def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return compiled(q, k, v, block_mask=blocks, enable_gqa=True)
+
+    for name, call, inputs in (("sdpa", sdpa, packed), ("flex", flex, layers)):
+        try:
+            times[name] = sweep([partial(call, *c) for c in inputs]) * 1e6
+        except Exception as error:  # a rival that cannot take the shape is a result, too
+            times[name] = f"{type(error).__name__}: {str(error)[:200]}"
+    return times
+
+
+def matrix_rate() -> float:
+    """Operations per second of a large bfloat16 product."""
+    a, b = drawn(8192, 8192), drawn(8192, 8192)
+    return 2 * 8192**3 / graph_seconds(lambda: a @ b, repeats=10)
+
+
+def commit_microseconds(b: int) -> float:
+    """KV commit of all layers, path of 7."""
+    stash, pools = (
+        [drawn(*shape) for _ in range(2)] for shape in ((LAYERS, b, 64, HKV, D), (LAYERS, HKV, (b + 1) * 1024, D))
+    )
+    path = torch.arange(LONGEST_PATH, dtype=torch.int32, device="cuda").repeat(b, 1)
+    lengths, bases = (torch.full((b,), value, dtype=torch.int32, device="cuda") for value in (7, 1000))
+    table = torch.arange(16 * b, dtype=torch.int32, device="cuda").view(b, 16) + 16
+    return graph_seconds(partial(kv_commit, *stash, path, lengths, bases, table, PAGE, *pools)) * 1e6
+
+
+def measure(batches: tuple[int, ...]) -> dict[str, Any]:
+    bandwidth, rate = copy_bandwidth(), matrix_rate()
+    rows: list[dict[str, Any]] = []
+    for b in batches:
+        for prefix in PREFIXES:
+            for n in NODES:
+                case = Case(b, n, prefix)
+                row: dict[str, Any] = {"batch": b, "prefix": prefix, "nodes": n, "error": case.error()}
+                row["us"] = case.microseconds()
+                row["floor_bytes_us"] = b * (prefix + n) * HKV * D * 4 / bandwidth * 1e6
+                row["floor_operations_us"] = b * 4 * n * HQ * D * (prefix + n) / rate * 1e6
+                if b == 1 and n == RIVAL_NODES:
+                    row |= {"bar_us": BARS[prefix], **rivals(case)}
+                rows.append(row)
+                print(row, flush=True)
+                del case
+                torch.cuda.empty_cache()
+    structure = {n: graph_seconds(Case(1, n, 64).derive) * 1e6 for n in (64, 256)}
+    commits = {b: commit_microseconds(b) for b in (1, 8)}
+    rates = {"copy_bytes_per_second": bandwidth, "operations_per_second": rate}
+    return {**rates, "attention": rows, "tree_structure_us": structure, "kv_commit_us": commits}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RESULTS / "h200" / "attention.json")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    arguments = parser.parse_args()
+    write(arguments.output, measure(tuple(arguments.batches)))
+
+
+if __name__ == "__main__":
+    main()
