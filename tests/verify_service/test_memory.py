@@ -36,7 +36,7 @@ def test_a_plan_needs_no_weights(tmp_path: Path) -> None:
     sizes = plan(VerifyConfig(target=str(tmp_path), draft="none", dtype="bfloat16", max_batch=1, max_context=1024))
     table = 2 * 248320 * 5120
     assert sizes["weights"] == pytest.approx(51.2e9 + table, rel=0.002)
-    assert sizes["KV pages"] == 16 * 2 * 2 * 4 * 256 * (1024 + 16)  # layers, K and V, bytes, heads, size, slots
+    assert sizes["KV pages"] == 16 * 2 * 2 * 4 * 256 * (1024 + 64)  # layers, K and V, bytes, heads, size, slots
     assert sizes["recurrent states"] == 48 * 2 * (4 * 48 * 128 * 128 + 2 * 3 * (2 * 16 + 48) * 128)
     assert sizes["feature rows"] == 0
 

@@ -17,17 +17,17 @@ ROOMY = 200 << 10  # bytes of shared memory: Hopper and the large Blackwell have
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How the work is cut: rows and keys a tile, warps and pipeline stages, slices of the keys, fewest keys a slice."""
+    """How the work is cut, and what of the GPU it uses."""
 
-    rows: int
-    keys: int
+    rows: int  # a tile
+    keys: int  # a tile
     warps: int
-    stages: int
-    slices: int
-    least_keys: int = 128
-    boxes: bool = True
-    prefetch: bool = True
-    overlap: bool = True
+    stages: int  # of the pipeline that fetches keys and values
+    slices: int  # of the keys, at most
+    least_keys: int = 128  # a slice
+    boxes: bool = True  # fetched by the copy engine where pages hold whole tiles
+    prefetch: bool = True  # into L2, two tiles ahead
+    overlap: bool = True  # launches, so that one waits for the one before it within the kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,10 @@ def choose_tiling(b: int, n: int, hq: int, hkv: int, d: int, dtype: torch.dtype,
         tile = Tiling(16, 64 if is_roomy else 32, warps=4, stages=stages, slices=1, least_keys=64, prefetch=False)
     elif rows <= 192 or not is_roomy:
         narrow = is_wide and not is_roomy
-        tile = Tiling(rows=64, keys=32 if narrow else 64, warps=8 if narrow else 4, stages=2, slices=1)
-    else:
-        tile = Tiling(rows=128, keys=64 if is_wide else 128, warps=8, stages=2, slices=1)
+        stages = 3 if is_roomy and not is_wide else 2
+        tile = Tiling(rows=64, keys=32 if narrow else 64, warps=8 if narrow else 4, stages=stages, slices=1)
+    else:  # these fill the multiprocessors, so that the merge has no place to begin early
+        tile = Tiling(rows=128, keys=64, warps=8, stages=2 if is_wide else 3, slices=1, overlap=False)
     return _sliced(tile, triton.cdiv(rows, tile.rows) * hkv * b, gpu.multiprocessors)
 
 

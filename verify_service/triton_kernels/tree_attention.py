@@ -203,9 +203,9 @@ def tree_attention(
     sums = torch.empty(b, slices, n, hq, dtype=torch.float32, device=q.device) if slices > 1 else out
     factor = scaling * LOG2E if soft_cap is None else 2.0 * scaling / soft_cap * LOG2E
     unit, cap = (factor, 0.0) if soft_cap is None else (1.0, soft_cap * LOG2E)
-    boxes = tiling.boxes and page_size % keys == 0
+    boxes = tiling.boxes and page_size % keys == 0 and d == depth
     pools = [boxes_of(pool.view(-1, d), [keys, depth]) if boxes else pool for pool in (key_pool, value_pool)]
-    node_boxes = boxes and d == depth and all(has_boxes(t) for t in (k, v))
+    node_boxes = boxes and all(has_boxes(t) for t in (k, v))
     nodes = [boxes_of(t.flatten(2), [1, edge, depth]) if node_boxes else t for t in (k, v)]
     overlap = tiling.overlap and overlaps(q.device)
     cut = {"N": n, "HQ": hq, "D": d, "WINDOW": sliding_window or 0, "KEYS": keys, "SLICES": slices}
