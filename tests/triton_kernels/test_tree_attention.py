@@ -107,15 +107,16 @@ class Scene:
                 position = shape.bases[b] + len(path) - 1
                 rows = self.slots[b][max(position - near + 1, 0) :]
                 nodes = path[max(len(path) - near, 0) :]
-                keys = torch.cat([key_pool[:, rows], k[b, nodes].transpose(0, 1)], 1).repeat_interleave(group, 0)
-                values = torch.cat([value_pool[:, rows], v[b, nodes].transpose(0, 1)], 1).repeat_interleave(group, 0)
-                scores = torch.einsum("hd,htd->ht", q[b, i], keys) / math.sqrt(shape.d)
+                keys = torch.cat([key_pool[:, rows], k[b, nodes].transpose(0, 1)], 1)
+                values = torch.cat([value_pool[:, rows], v[b, nodes].transpose(0, 1)], 1)
+                scores = torch.einsum("kgd,ktd->kgt", q[b, i].unflatten(0, (-1, group)), keys) / math.sqrt(shape.d)
                 if shape.soft_cap is not None:
                     scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
                 if self.sinks is not None:
-                    scores = torch.cat([scores, self.sinks.cpu().double()[:, None]], 1)
+                    sinks = self.sinks.cpu().double().view(-1, group, 1)
+                    scores = torch.cat([scores, sinks], 2)
                     values = torch.cat([values, torch.zeros_like(values[:, :1])], 1)
-                result[b, i] = torch.einsum("ht,htd->hd", scores.softmax(1), values)
+                result[b, i] = torch.einsum("kgt,ktd->kgd", scores.softmax(2), values).flatten(0, 1)
         return result
 
     def check(self, attend: Callable[..., None] = tree_attention) -> None:
