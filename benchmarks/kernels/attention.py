@@ -136,9 +136,9 @@ def rivals(case: Case) -> dict[str, float | str]:
 
     for name, call, inputs in (("sdpa", sdpa, packed), ("flex", flex, layers)):
         try:
-            times[name] = sweep([partial(call, *c) for c in inputs]) * 1e6
+            times[f"{name}_us"] = sweep([partial(call, *c) for c in inputs]) * 1e6
         except Exception as error:  # a rival that cannot take the shape is a result, too
-            times[name] = f"{type(error).__name__}: {str(error)[:200]}"
+            times[f"{name}_us"] = f"{type(error).__name__}: {str(error)[:200]}"
     return times
 
 
