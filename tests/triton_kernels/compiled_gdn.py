@@ -54,8 +54,9 @@ def _entries() -> tuple[Entry, ...]:
             GDN_MATRICES,
             GDN | {"BT": block, "BLOCKS": blocks},
             stack_limit={120: 512},
+            architectures=(90, 120) if blocks == 1 else (90,),
         )
-        for block, blocks in ((16, 1), (64, 1), (64, 4))
+        for block, blocks in ((64, 1), (64, 4))
     )
     module = f"{KERNELS}.gdn_verify:gdn_verify_kernel"
     verifies = tuple(
@@ -64,9 +65,10 @@ def _entries() -> tuple[Entry, ...]:
             module,
             GDN_VERIFY,
             verify | {"BT": block, "BLOCKS": blocks, "BV": 64},
-            stack_limit={90: 64, 120: 128} if blocks > 1 else {120: 64},
+            stack_limit={90: 64, 120: 64},
+            architectures=(90, 120) if blocks == 1 else (90,),
         )
-        for block, blocks in ((32, 1), (64, 1), (64, 4))
+        for block, blocks in ((64, 1), (64, 4))
     )
     return (
         Entry("conv_gate", f"{KERNELS}.conv_gate:conv_gate_kernel", CONV_GATE, conv),

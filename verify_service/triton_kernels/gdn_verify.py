@@ -247,18 +247,19 @@ def gdn_verify_plain(
     scratch: GdnScratch,  # noqa: ARG001 — a kernel's
     norm: GatedNorm | None = None,
 ) -> None:
-    """What `gdn_verify` computes, shapes and all."""
+    """What `gdn_verify` computes, shapes and all; in float64 where `out` is."""
     b, n, _channels = conv.shape
     heads, value_dim, key_dim = states.shape[1:]
     key_heads = norms.shape[-1] // 2
-    q, k, v = conv.float().split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], -1)
+    dtype = torch.promote_types(out.dtype, torch.float32)
+    q, k, v = conv.to(dtype).split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], -1)
     qk = torch.cat([q, k], -1).view(b, n, 2, key_heads, key_dim) * norms.view(b, n, 2, key_heads, 1)
     nodes = torch.arange(n, device=conv.device)
-    inclusive = ((ancestors[:, :, nodes // 64] >> (nodes % 64)) & 1).float()
+    inclusive = ((ancestors[:, :, nodes // 64] >> (nodes % 64)) & 1).to(dtype)
     off_path = torch.zeros_like(inclusive).masked_fill_(inclusive == 0, -torch.inf)
     value = v.view(b, n, heads, value_dim)
-    state = states[state_slots.long()]
-    total = cpu.gdn_verify(qk[:, :, 0], qk[:, :, 1], value, g, beta, state, inclusive, off_path)
+    state = states[state_slots.long()].to(dtype)
+    total = cpu.gdn_verify(qk[:, :, 0], qk[:, :, 1], value, g.to(dtype), beta.to(dtype), state, inclusive, off_path)
     if norm is not None:
         gate = norm.gate.unflatten(-1, (heads, value_dim))
         normed = F.rms_norm(total.to(gate.dtype).float(), (value_dim,), None, norm.eps).to(gate.dtype)

@@ -97,19 +97,18 @@ def _commit_state(
     beta += first * HV + hv
     key = (HK * K if IS_DELTA else HV * V) + hk * K
     rows += (2 * HK * K if IS_DELTA else 0) + hv * V
-    # Two tokens ahead, and their nodes one more, so that a step waits for no load.
+    # One token ahead, and its node one more, so that a step waits for no load.
     token = _token(conv, norms, g, beta, node, key, rows, HK, HV, K, V, KC, IS_DELTA)
-    following = _token(conv, norms, g, beta, next_node, key, rows, HK, HV, K, V, KC, IS_DELTA)
-    node = tl.load(path + tl.minimum(2, n - 1))
+    node = next_node
     for t in range(n):
-        last = _token(conv, norms, g, beta, node, key, rows, HK, HV, K, V, KC, IS_DELTA)
-        node = tl.load(path + tl.minimum(t + 3, n - 1))
+        following = _token(conv, norms, g, beta, node, key, rows, HK, HV, K, V, KC, IS_DELTA)
+        node = tl.load(path + tl.minimum(t + 2, n - 1))
         s = _step(s, token, K, KC, IS_DELTA)
         if HAS_SNAPSHOTS:
             kept = tl.load(snapshots + t).to(tl.int64)
             if kept > 0:
                 _store_state(states + kept * HV * V * K, s, K, KC)
-        token, following = following, last
+        token = following
     _store_state(states + slot * HV * V * K, s, K, KC)
 
 

@@ -1,0 +1,257 @@
+"""Times of Gated DeltaNet layers at Qwen3.6-27B's shape: 16 key and 48 value heads of 128, bfloat16 in and out.
+
+    python -m benchmarks.kernels.gdn --out benchmarks/results/h200
+
+Every row is checked before it is timed, its float32 outputs against float64. Floors count the bytes that have to move
+over the copy bandwidth of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernels.gdn_rivals import sequential_chain, state_per_node
+from benchmarks.kernels.timing import copy_bandwidth, graph_seconds, sweep, write
+from verify_service.triton_kernels.conv_gate import Gates, conv_gate
+from verify_service.triton_kernels.gdn_verify import GatedNorm, gdn_scratch, gdn_verify, gdn_verify_plain
+from verify_service.triton_kernels.recurrent_commit import RecurrentInputs, recurrent_commit, recurrent_commit_plain
+
+HK, HV, K, V, TAPS = 16, 48, 128, 128, 4
+C = 2 * HK * K + HV * V
+LAYERS = 48
+STATE = HV * V * K * 4  # bytes
+
+
+def relative(got: Tensor, wanted: Tensor) -> float:
+    return float((got.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def random_parents(rng: random.Random, nodes: int, depth: int = 15) -> list[int]:
+    """Parents as drafts have them: long paths with siblings, at most `depth` deep."""
+    parents, depths = [-1], [0]
+    while len(parents) < nodes:
+        parent = len(parents) - 1 if rng.random() < 0.4 else rng.randrange(max(0, len(parents) - 16), len(parents))
+        if depths[parent] < depth:
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+    return parents
+
+
+def ancestor_words(parents: list[int]) -> list[list[int]]:
+    seen: list[int] = []
+    for i, parent in enumerate(parents):
+        seen.append((seen[parent] if parent >= 0 else 0) | 1 << i)
+    words = [[(bits >> (64 * w)) & (2**64 - 1) for w in range(-(-len(parents) // 64))] for bits in seen]
+    return [[w - 2**64 if w >= 2**63 else w for w in row] for row in words]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Inputs and outputs of all layers of a step."""
+
+    parents: Tensor
+    ancestors: Tensor
+    projections: list[Tensor]
+    weight: Tensor
+    gates: tuple[Tensor, Tensor]
+    norm_weight: Tensor
+    states: Tensor
+    windows: Tensor
+    slots: Tensor
+    inputs: Tensor
+    recurrent: RecurrentInputs
+    out: Tensor
+
+    @classmethod
+    def draw(cls, b: int, n: int) -> Pass:
+        def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.randn(shape, device="cuda").to(dtype)
+
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.full(shape, torch.nan, device="cuda", dtype=dtype)
+
+        trees = [random_parents(random.Random(n + i), n) for i in range(b)]
+        stash = (LAYERS, b, n)
+        return cls(
+            torch.tensor(trees, dtype=torch.int32).cuda(),
+            torch.tensor([ancestor_words(tree) for tree in trees]).cuda(),
+            [normal(b, n, C + HV * V + 2 * HV) for _ in range(4)],
+            normal(TAPS, C, dtype=torch.float32),
+            (-torch.rand(HV, device="cuda"), normal(HV, dtype=torch.float32)),
+            normal(V),
+            normal(LAYERS, b + 1, HV, V, K, dtype=torch.float32) * 0.1,
+            normal(LAYERS, b + 1, TAPS - 1, C),
+            torch.arange(1, b + 1, dtype=torch.int32, device="cuda"),
+            empty(*stash, C, dtype=torch.bfloat16),
+            RecurrentInputs(
+                empty(*stash, C, dtype=torch.bfloat16), empty(*stash, 2 * HK), empty(*stash, HV), empty(*stash, HV)
+            ),
+            empty(b, n, HV, V, dtype=torch.bfloat16),
+        )
+
+    def parts(self, layer: int) -> tuple[Tensor, ...]:
+        return self.projections[layer % 4].split([C, HV * V, HV, HV], -1)
+
+    def conv(self, layer: int) -> None:
+        x, _, write_gate, step = self.parts(layer)
+        stash = self.recurrent
+        assert stash.norms is not None
+        gates = Gates(step, write_gate, *self.gates, stash.g[layer], stash.beta[layer])
+        conv_gate(
+            x, self.parents, self.windows[layer], self.slots, self.weight, None, self.inputs[layer], stash.conv[layer],
+            norms=stash.norms[layer], key_dim=K, gates=gates,
+        )  # fmt: skip
+
+    def arguments(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        stash = self.recurrent
+        assert stash.norms is not None
+        return stash.conv[layer], stash.norms[layer], stash.g[layer], stash.beta[layer]
+
+    def norm(self, layer: int) -> GatedNorm:
+        return GatedNorm(self.parts(layer)[1], self.norm_weight, 1e-6)
+
+
+def errors(step: Pass, scratch: Any) -> dict[str, float]:
+    """Of layer 0: float32 outputs against float64, and bfloat16 ones after the norm against the twin's."""
+    found: dict[str, float] = {}
+    narrow = (torch.bfloat16, torch.bfloat16)
+    for name, dtypes, norm in (("error", (torch.float32, torch.float64), None), ("normed_error", narrow, step.norm(0))):
+        got, wanted = [torch.full(step.out.shape, torch.nan, device="cuda", dtype=dtype) for dtype in dtypes]
+        tree = (*step.arguments(0), step.ancestors, step.states[0], step.slots)
+        gdn_verify(*tree, got, scratch, norm)
+        gdn_verify_plain(*tree, wanted, scratch, norm)
+        found[name] = relative(got, wanted)
+    return found
+
+
+def measure_verify(b: int, n: int, bandwidth: float) -> tuple[dict[str, Any], Pass]:
+    """Convolution, gates and verify of all layers; the norm beside them."""
+    step = Pass.draw(b, n)
+    scratch = gdn_scratch(b, n, HV, V, torch.device("cuda"))
+
+    def verify(layer: int, norm: GatedNorm | None = None) -> None:
+        tree = (*step.arguments(layer), step.ancestors, step.states[layer], step.slots)
+        gdn_verify(*tree, step.out, scratch, norm)
+
+    def run(norm: bool) -> None:
+        for layer in range(LAYERS):
+            step.conv(layer)
+            verify(layer, step.norm(layer) if norm else None)
+
+    for layer in range(LAYERS):
+        step.conv(layer)
+    checked = errors(step, scratch)
+    size = b * (STATE + n * (3 * C * 2 + HV * V * 2))
+    result = {
+        "batch": b,
+        "nodes": n,
+        "conv_us": sweep([lambda layer=layer: step.conv(layer) for layer in range(LAYERS)]) * 1e6,
+        "verify_us": sweep([lambda layer=layer: verify(layer) for layer in range(LAYERS)]) * 1e6,
+        "all_layers_ms": graph_seconds(lambda: run(False)) * 1e3,
+        "all_layers_with_norm_ms": graph_seconds(lambda: run(True)) * 1e3,
+        "floor_ms": LAYERS * size / bandwidth * 1e3,
+        "scratch_mib": sum(t.nbytes for t in (scratch.matrices, scratch.factors, scratch.solve, scratch.carried))
+        / 2**20,
+        **checked,
+    }
+    return result, step
+
+
+def measure_commit(step: Pass, length: int, bandwidth: float) -> dict[str, Any]:
+    """All layers in one launch; two layers of it checked, and their bits after token by token."""
+    b = step.parents.shape[0]
+    path = torch.arange(16, dtype=torch.int32, device="cuda").repeat(b, 1)
+    lengths = torch.full((b,), length, dtype=torch.int32, device="cuda")
+    stash = step.recurrent
+    assert stash.norms is not None
+    two = RecurrentInputs(stash.conv[:2], stash.norms[:2], stash.g[:2], stash.beta[:2])
+    states, windows = ([t[:2].clone() for _ in range(3)] for t in (step.states, step.windows))
+    recurrent_commit(two, step.inputs[:2], path, lengths, states[0], windows[0], step.slots)
+    recurrent_commit_plain(two, step.inputs[:2], path, lengths, states[1], windows[1], step.slots)
+    for i in range(length):
+        one = torch.ones_like(lengths)
+        recurrent_commit(two, step.inputs[:2], path.roll(-i, 1), one, states[2], windows[2], step.slots)
+    before = step.states.clone()
+    seconds = graph_seconds(
+        lambda: recurrent_commit(stash, step.inputs, path, lengths, step.states, step.windows, step.slots)
+    )
+    step.states.copy_(before)
+    return {
+        "batch": b,
+        "path": length,
+        "ms": seconds * 1e3,
+        "floor_ms": 2 * LAYERS * b * STATE / bandwidth * 1e3,
+        "error": relative(states[0], states[1]),
+        "same_bits_token_by_token": torch.equal(states[0], states[2]) and torch.equal(windows[0], windows[2]),
+    }
+
+
+def measure_rivals(step: Pass, verify_us: float, scratch_mib: float, bandwidth: float) -> dict[str, Any]:
+    """Of one request of 64 nodes, a layer."""
+    n = step.parents.shape[1]
+    nodes = torch.full((1, HV, n, V, K), torch.nan, device="cuda")
+    outs = [torch.full(step.out.shape, torch.nan, device="cuda") for _ in range(2)]
+    scratch = gdn_scratch(1, n, HV, V, torch.device("cuda"))
+    gdn_verify(*step.arguments(0), step.ancestors, step.states[0], step.slots, outs[0], scratch)
+    state_per_node(*step.arguments(0), step.parents, step.states[0], step.slots, nodes, outs[1])
+
+    def rival(layer: int) -> None:
+        state_per_node(*step.arguments(layer), step.parents, step.states[layer], step.slots, nodes, step.out)
+
+    us = sweep([lambda layer=layer: rival(layer) for layer in range(LAYERS)]) * 1e6
+    floor = 2 * n * STATE / bandwidth * 1e6
+    # Scratch serves all layers; what a commit needs is kept by each, as are a rival's states and windows of nodes.
+    stash = step.recurrent
+    assert stash.norms is not None
+    kept = sum(t.nbytes for t in (stash.conv, stash.norms, stash.g, stash.beta)) / 2**20 + scratch_mib
+    states = LAYERS * nodes.nbytes / 2**20
+    windows, inputs = LAYERS * n * (TAPS - 1) * C * 2 / 2**20, step.inputs.nbytes / 2**20
+    result: dict[str, Any] = {
+        "state_per_node_us": us,
+        "state_per_node_floor_us": floor,
+        "state_per_node_error": relative(outs[1], outs[0]),
+        "times_state_per_node": us / verify_us,
+        "memory_mib": kept,
+        "state_per_node_mib": states,
+        "times_less_memory": states / kept,
+        "times_less_memory_with_convolution": (states + windows) / (kept + inputs),
+    }
+    calls = sequential_chain(n, (HK, HV), (K, V), LAYERS)
+    if calls is not None:
+        chain = sweep(calls) * 1e6
+        result |= {"fla_chain_us": chain, "times_fla_chain": chain / verify_us}
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200"))
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    bandwidth = copy_bandwidth()
+    result: dict[str, Any] = {"copy_tb_s": bandwidth / 1e12, "verify": [], "commit": []}
+    for b in (1, 8):
+        for n in (1, 16, 32, 64) + ((128, 256) if b == 1 else ()):
+            row, step = measure_verify(b, n, bandwidth)
+            result["verify"].append(row)
+            print(row, flush=True)
+            if n == 64:
+                for length in (1, 7, 16):
+                    result["commit"].append(measure_commit(step, length, bandwidth))
+                    print(result["commit"][-1], flush=True)
+            if (b, n) == (1, 64):
+                result["rivals"] = measure_rivals(step, row["verify_us"], row["scratch_mib"], bandwidth)
+                print(result["rivals"], flush=True)
+            del step
+    write(options.out / "gdn.json", result)
+
+
+if __name__ == "__main__":
+    main()
