@@ -44,7 +44,6 @@ SAMPLING = (
         | {"limits": "*i64", "floor": "*i32", "mass": "*fp64", "ranks": "*i64", "gathered": "*i32", "arrived": "*i32"},
         _SPLIT | {"CAPACITY": 4096},
         num_warps=8,
-        stack_limit={90: 96, 120: 96},
     ),
     Entry(
         "accept_walk",

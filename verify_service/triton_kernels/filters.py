@@ -9,8 +9,8 @@ programs:
     the tokens from that floor upwards, gathered in any order. One program then bisects among them: for top-k on how
     many there are above, for top-p on their mass.
 
-Where the tokens that matter are more than CAPACITY (a top-k of thousands, a flat row) that program bisects over the
-whole row, which takes up to fifty passes over it.
+Where the tokens that matter are more than CAPACITY (a top-k of thousands, a flat row) that program goes through the
+whole row some ten times, until those that are still in question are few enough to be listed.
 """
 
 from __future__ import annotations
@@ -154,34 +154,72 @@ def _survey_kernel(
 
 
 @triton.jit
-def _measure(
-    listed, is_listed, logits, row, row_stride, temperature, V, low, floor, top, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """How many tokens have a rank of at least `low`, and the mass of those whose rank is also at least `floor`."""
-    count = tl.zeros([], tl.int32)
-    total = tl.zeros([], tl.float64)
-    if is_listed:
-        is_in = listed >= low
-        count = tl.sum(is_in.to(tl.int32), 0)
-        weights = tl.exp((_value_of(listed) - top.to(tl.float32)).to(tl.float64))
-        total = tl.sum(tl.where(is_in & (listed >= floor), weights, 0.0), 0)
-    else:
-        counts = tl.zeros([BLOCK], tl.int32)
-        masses = tl.zeros([BLOCK], tl.float64)
-        for first in range(0, V, BLOCK):
-            x, ids = _tile(logits, row, row_stride, temperature, first, V, BLOCK)
-            ranks = rank_of(x, ids)
-            is_in = (ranks >= low) & (x > float("-inf"))
-            counts += is_in.to(tl.int32)
-            masses += tl.where(is_in & (ranks >= floor), tl.exp(x - top.to(tl.float32)), 0.0).to(tl.float64)
-        count = tl.sum(counts, 0)
-        total = tl.sum(masses, 0)
-    return count, total
+def _measure(logits, row, row_stride, temperature, V, low, least_rank, top, BLOCK: tl.constexpr):
+    """Of a whole row: how many tokens have a rank of at least `low`, and their mass from `least_rank` upwards."""
+    counts = tl.zeros([BLOCK], tl.int32)
+    masses = tl.zeros([BLOCK], tl.float64)
+    for first in range(0, V, BLOCK):
+        x, ids = _tile(logits, row, row_stride, temperature, first, V, BLOCK)
+        ranks = rank_of(x, ids)
+        is_in = (ranks >= low) & (x > float("-inf"))
+        counts += is_in.to(tl.int32)
+        masses += tl.where(is_in & (ranks >= least_rank), tl.exp(x - top.to(tl.float32)), 0.0).to(tl.float64)
+    return tl.sum(counts, 0), tl.sum(masses, 0)
+
+
+@triton.jit
+def _measure_listed(listed, low, least_rank, top):
+    """The same of listed ranks."""
+    is_in = listed >= low
+    weights = tl.exp((_value_of(listed) - top.to(tl.float32)).to(tl.float64))
+    return tl.sum(is_in.to(tl.int32), 0), tl.sum(tl.where(is_in & (listed >= least_rank), weights, 0.0), 0)
 
 
 @triton.jit
 def _middle(low, high):
     return (low >> 1) + (high >> 1) + (low & high & 1)
+
+
+@triton.jit
+def _search(
+    listed, is_listed, at, logits, row, row_stride, temperature, V, low, high, least_rank, k, goal, top,
+    BY_MASS: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """The highest rank from which upwards there are `k` tokens, or the mass `goal`. It is in [low, high).
+
+    Where the tokens in question are not listed, the row is gone through until they are few enough to be.
+    """
+    below = tl.zeros([], tl.int32)  # tokens from `high` upwards, and their mass
+    mass_above = tl.zeros([], tl.float64)
+    count = V
+    if not is_listed:
+        while (count - below > CAPACITY) & (low + 1 < high):
+            middle = _middle(low, high)
+            c, held = _measure(logits, row, row_stride, temperature, V, middle, least_rank, top, BLOCK)
+            is_enough = held >= goal if BY_MASS else c >= k
+            low, count = tl.where(is_enough, middle, low), tl.where(is_enough, c, count)
+            high, below = tl.where(is_enough, high, middle), tl.where(is_enough, below, c)
+            mass_above = tl.where(is_enough, mass_above, held)
+        num = tl.zeros([], tl.int32)
+        for first in range(0, V, BLOCK):
+            x, ids = _tile(logits, row, row_stride, temperature, first, V, BLOCK)
+            ranks = rank_of(x, ids)
+            is_in = (ranks >= low) & (ranks < high) & (x > float("-inf"))
+            place = num + tl.cumsum(is_in.to(tl.int32), 0) - 1
+            tl.store(at + place, ranks, mask=is_in & (place < CAPACITY))
+            num += tl.sum(is_in.to(tl.int32), 0)
+        tl.debug_barrier()
+        lane = tl.arange(0, CAPACITY)
+        listed = tl.load(at + lane, mask=lane < num, other=_LOWEST, cache_modifier=".cg")
+    count_above, listed_above = below, mass_above
+    while (count - below != 1) & (low + 1 < high):
+        middle = _middle(low, high)
+        c, held = _measure_listed(listed, middle, least_rank, top)
+        c += count_above
+        is_enough = held + listed_above >= goal if BY_MASS else c >= k
+        low, count = tl.where(is_enough, middle, low), tl.where(is_enough, c, count)
+        high, below = tl.where(is_enough, high, middle), tl.where(is_enough, below, c)
+    return low
 
 
 @triton.jit
@@ -211,39 +249,28 @@ def _threshold_kernel(
             )
             least_listed = tl.load(floor + row).to(tl.int64) << 32  # what is below is not listed, and not kept
             limit = tl.full([], _LOWEST, tl.int64)
-            high0 = (order_of(top.to(tl.float32)).to(tl.int64) + 1) << 32
+            high = (order_of(top.to(tl.float32)).to(tl.int64) + 1) << 32
+            has_k = (k > 0) & (k < V)
             is_listed = (num <= CAPACITY) & ((num >= k) | (k >= V))
-            if (k > 0) & (k < V):
+            at = ranks + row * CAPACITY
+            if has_k:
                 low = tl.where(is_listed, least_listed, limit)
-                high = high0
-                count = V
-                while (count != k) & (high - low != 1):
-                    middle = _middle(low, high)
-                    c, _ = _measure(listed, is_listed, logits, row, row_stride, t, V, middle, limit, top, BLOCK)
-                    low = tl.where(c >= k, middle, low)
-                    count = tl.where(c >= k, c, count)
-                    high = tl.where(c >= k, high, middle)
-                limit = low
-                _, total = _measure(listed, is_listed, logits, row, row_stride, t, V, limit, limit, top, BLOCK)
+                limit = _search(
+                    listed, is_listed, at, logits, row, row_stride, t, V, low, high, limit, k, total, top,
+                    False, BLOCK, CAPACITY,
+                )  # fmt: skip
+                if is_listed:
+                    _, total = _measure_listed(listed, limit, limit, top)
+                else:
+                    _, total = _measure(logits, row, row_stride, t, V, limit, limit, top, BLOCK)
             if p < 1.0:
-                goal = total * p
-                has_k = (k > 0) & (k < V)
-                least_rank = limit
-                _, held = _measure(listed, is_listed, logits, row, row_stride, t, V, limit, least_rank, top, BLOCK)
-                is_listed = is_listed & ((held >= goal) | has_k)
+                _, held = _measure_listed(listed, limit, limit, top)
+                is_listed = is_listed & ((held >= total * p) | has_k)
                 low = tl.where(is_listed, tl.maximum(limit, least_listed), limit)
-                count = V
-                high = high0
-                below = tl.zeros([], tl.int32)
-                while (count - below != 1) & (high - low != 1):
-                    middle = _middle(low, high)
-                    c, held = _measure(listed, is_listed, logits, row, row_stride, t, V, middle, least_rank, top, BLOCK)
-                    is_enough = held >= goal
-                    low = tl.where(is_enough, middle, low)
-                    count = tl.where(is_enough, c, count)
-                    high = tl.where(is_enough, high, middle)
-                    below = tl.where(is_enough, below, c)
-                limit = low
+                limit = _search(
+                    listed, is_listed, at, logits, row, row_stride, t, V, low, high, limit, k, total * p, top,
+                    True, BLOCK, CAPACITY,
+                )  # fmt: skip
             if least > 0.0:
                 floor32 = top.to(tl.float32) + tl.log(least).to(tl.float32)
                 floor32 = tl.where(floor32 == 0.0, 0.0, floor32)
