@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
 from draftwood.kernels.gumbel import fast_noise, word, words
+from draftwood.kernels.rank import rank_of, value_of
 from draftwood.noise import gumbel
 from draftwood.tree import MAX_WIDTH
 
@@ -49,16 +50,7 @@ def likeliest_workspace(rows: int, device: torch.device) -> LikeliestWorkspace:
 
 @triton.jit
 def _rank(value, ids):
-    """int64: larger values above smaller ones, then lower ids above higher ones."""
-    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
-    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (order.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
-
-
-@triton.jit
-def _value(rank):
-    order = (rank >> 32).to(tl.int32)
-    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return rank_of(tl.where(value == 0.0, 0.0, value), ids)
 
 
 @triton.jit
@@ -151,7 +143,7 @@ def _select_kernel(
         token = 0x7FFFFFFF - (mine & 0x7FFFFFFF).to(tl.int32)
         out = row * WIDTH + place
         tl.store(token_ids + out, token, mask=is_kept)
-        tl.store(scores + out, _value(mine) - noisy, mask=is_kept)
+        tl.store(scores + out, value_of(mine) - noisy, mask=is_kept)
         plain = tl.load(logits + row.to(tl.int64) * row_stride + token, mask=is_kept, other=0.0).to(tl.float32)
         tl.store(log_probs + out, plain - own, mask=is_kept)
 

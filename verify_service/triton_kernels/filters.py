@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
+from draftwood.kernels.rank import order_of, rank_of, value_of
 
 LEAST_TEMPERATURE = 1e-5
 CAPACITY = 4096
@@ -72,26 +73,6 @@ def scale(x, temperature):
     """Logits over the temperature as numpy divides; zeros have one sign."""
     scaled = tl.div_rn(x, temperature + tl.zeros_like(x))
     return tl.where(scaled == 0.0, 0.0, scaled)
-
-
-@triton.jit
-def order_of(value):
-    """An int32 that is ordered as the float32 is."""
-    bits = value.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def rank_of(value, ids):
-    """The rank of tokens, int64: larger logits above smaller ones, then lower ids above higher ones."""
-    return (order_of(value).to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
-
-
-@triton.jit
-def _value_of(rank):
-    """The scaled logit in a rank."""
-    order = (rank >> 32).to(tl.int32)
-    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -171,7 +152,7 @@ def _measure(logits, row, row_stride, temperature, V, low, least_rank, top, BLOC
 def _measure_listed(listed, low, least_rank, top):
     """The same of listed ranks."""
     is_in = listed >= low
-    weights = tl.exp((_value_of(listed) - top.to(tl.float32)).to(tl.float64))
+    weights = tl.exp((value_of(listed) - top.to(tl.float32)).to(tl.float64))
     return tl.sum(is_in.to(tl.int32), 0), tl.sum(tl.where(is_in & (listed >= least_rank), weights, 0.0), 0)
 
 

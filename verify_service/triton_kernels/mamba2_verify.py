@@ -17,26 +17,17 @@ from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
 from verify_service.kernels.mamba2_verify import mamba2_verify as verify_on_cpu
-from verify_service.triton_kernels.products import product
+from verify_service.triton_kernels.products import product, split
 
 ROWS = 64  # nodes a block: one word of ancestors
 MAX_NODES = 256
 
 
 @triton.jit
-def _thirds(x):
-    """Three bfloat16 that add up to x."""
-    first = x.to(tl.bfloat16)
-    rest = x - first.to(tl.float32)
-    second = rest.to(tl.bfloat16)
-    return first, second, (rest - second.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
 def _with_float(x, y, total):
     """total + x @ y for 16-bit or float32 x and float32 y."""
     if x.dtype == tl.bfloat16:
-        first, second, third = _thirds(y)
+        first, second, third = split(y)
         return product(x, first, product(x, second, product(x, third, total)))
     else:
         return product(x.to(tl.float32), y, total)
@@ -46,7 +37,7 @@ def _with_float(x, y, total):
 def _float_with(x, y, total):
     """total + x @ y for float32 x and 16-bit or float32 y."""
     if y.dtype == tl.bfloat16:
-        first, second, third = _thirds(x)
+        first, second, third = split(x)
         return product(first, y, product(second, y, product(third, y, total)))
     else:
         return product(x, y.to(tl.float32), total)

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
 from draftwood.kernels.gumbel import NOISE_ERROR, exact_noise, fast_noise, word, words
+from draftwood.kernels.rank import rank_of
 from draftwood.noise import NoiseCache
 from draftwood.sampling import SamplingParams, draw
-from verify_service.triton_kernels.filters import FilterWorkspace, filter_workspace, find_thresholds, rank_of, scale
+from verify_service.triton_kernels.filters import FilterWorkspace, filter_workspace, find_thresholds, scale
 
 LEAST_TEMPERATURE = 1e-5  # as SamplingParams.is_greedy
 MAX_SPLITS = 128  # programs a row
