@@ -72,9 +72,14 @@ def dirty(scratch: GdnScratch) -> GdnScratch:
     return scratch
 
 
+def oracle(layer: Layer, trees: Trees) -> Tensor:
+    """Outputs in float64, on the CPU."""
+    return gdn_paths(replace(layer.drawn, g=layer.drawn.g.cpu(), beta=layer.drawn.beta.cpu()), trees.parents_of)
+
+
 def check(layer: Layer, trees: Trees, tolerance: float = TOLERANCE) -> None:
     """Nodes of the trees against the oracle; spare nodes may give anything but NaN."""
-    got, wanted = layer.run(trees).cpu(), gdn_paths(layer.drawn, trees.parents_of)
+    got, wanted = layer.run(trees).cpu(), oracle(layer, trees)
     for b, tree in enumerate(trees.parents_of):
         assert relative_error(got[b, : len(tree)], wanted[b, : len(tree)]) < tolerance
 
@@ -114,9 +119,12 @@ def test_strong_decay(device: torch.device) -> None:
 
 @pytest.mark.parametrize("n", [24, 80])
 def test_siblings_do_not_matter(n: int, device: torch.device) -> None:
+    check_siblings(n, Layer.of(GdnInputs.draw(n, "silu", 1, n, (1, 2), (16, 16)), device, torch.bfloat16), device)
+
+
+def check_siblings(n: int, layer: Layer, device: torch.device) -> None:
     """Bit for bit: everything off a node's path is replaced by what would show the most."""
     trees = Trees.draw(n, 1, n, device)
-    layer = Layer.of(GdnInputs.draw(n, "silu", 1, n, (1, 2), (16, 16)), device, torch.bfloat16)
     got = layer.run(trees)
     leaf = max(range(n), key=lambda i: bin(int(trees.ancestors[0, i, 0])).count("1"))
     word, bit = trees.ancestors[0, leaf], torch.arange(n, device=device)
@@ -148,7 +156,7 @@ def test_twin_is_the_oracle(device: torch.device) -> None:
     trees = Trees.draw(1, 2, 70, device)
     layer = Layer.of(GdnInputs.draw(1, "silu", 2, 70, (2, 4), (16, 16)), device, torch.float32)
     got = layer.run(trees, plain=True).cpu()
-    assert relative_error(got, gdn_paths(layer.drawn, trees.parents_of)) < TOLERANCE
+    assert relative_error(got, oracle(layer, trees)) < TOLERANCE
 
 
 def test_shapes_that_are_refused(device: torch.device) -> None:
@@ -166,6 +174,12 @@ def test_shapes_that_are_refused(device: torch.device) -> None:
 def test_served_sizes(n: int, regime: str, device: torch.device) -> None:
     drawn = GdnInputs.draw(n, regime, 1, n, (16, 48), (128, 128))
     check(Layer.of(drawn, device, torch.bfloat16), Trees.of([_parents(n)], n, device))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [32, 64, 128])
+def test_siblings_do_not_matter_at_served_sizes(n: int, device: torch.device) -> None:
+    check_siblings(n, Layer.of(GdnInputs.draw(n, "silu", 1, n, (16, 48), (128, 128)), device, torch.bfloat16), device)
 
 
 def _parents(n: int) -> list[int]:

@@ -96,7 +96,10 @@ def test_windows_of_a_short_convolution(taps: int, device: torch.device) -> None
 
 @pytest.mark.parametrize("is_delta", [True, False], ids=["gated delta net", "mamba2"])
 def test_any_split_of_a_path_leaves_the_same_bits(is_delta: bool, device: torch.device) -> None:
-    stash = Stash.draw(device, (1, 3), (32, 16), dtype=torch.bfloat16, is_delta=is_delta)
+    check_splits(Stash.draw(device, (1, 3), (32, 16), dtype=torch.bfloat16, is_delta=is_delta))
+
+
+def check_splits(stash: Stash) -> None:
     states, windows = stash.run()
     for cuts in ([1] * 6, [2, 4], [5, 1]):
         part, start = stash, 0
@@ -150,4 +153,6 @@ def test_shapes_that_are_refused(device: torch.device) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_delta", [True, False], ids=["gated delta net", "mamba2"])
 def test_served_sizes(is_delta: bool, device: torch.device) -> None:
-    compare(Stash.draw(device, (16, 48), (128, 128), dtype=torch.bfloat16, is_delta=is_delta))
+    stash = Stash.draw(device, (16, 48), (128, 128), dtype=torch.bfloat16, is_delta=is_delta)
+    compare(stash)
+    check_splits(stash)
