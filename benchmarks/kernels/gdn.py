@@ -26,6 +26,7 @@ from verify_service.triton_kernels.recurrent_commit import RecurrentInputs, recu
 HK, HV, K, V, TAPS = 16, 48, 128, 128, 4
 C = 2 * HK * K + HV * V
 LAYERS = 48
+SHAPES = ((1, 64), (1, 32), (8, 64), (8, 32), (1, 1), (8, 1), (1, 16), (8, 16), (1, 128), (1, 256))  # batch, nodes
 STATE = HV * V * K * 4  # bytes
 
 
@@ -237,20 +238,19 @@ def main() -> None:
     torch.manual_seed(0)
     bandwidth = copy_bandwidth()
     result: dict[str, Any] = {"copy_tb_s": bandwidth / 1e12, "verify": [], "commit": []}
-    for b in (1, 8):
-        for n in (1, 16, 32, 64) + ((128, 256) if b == 1 else ()):
-            row, step = measure_verify(b, n, bandwidth)
-            result["verify"].append(row)
-            print(row, flush=True)
-            if n == 64:
-                for length in (1, 7, 16):
-                    result["commit"].append(measure_commit(step, length, bandwidth))
-                    print(result["commit"][-1], flush=True)
-            if (b, n) == (1, 64):
-                result["rivals"] = measure_rivals(step, row["verify_us"], row["scratch_mib"], bandwidth)
-                print(result["rivals"], flush=True)
-            del step
-    write(options.out / "gdn.json", result)
+    for b, n in SHAPES:
+        row, step = measure_verify(b, n, bandwidth)
+        result["verify"].append(row)
+        print(row, flush=True)
+        if n == 64:
+            for length in (1, 7, 16):
+                result["commit"].append(measure_commit(step, length, bandwidth))
+                print(result["commit"][-1], flush=True)
+        if (b, n) == (1, 64):
+            result["rivals"] = measure_rivals(step, row["verify_us"], row["scratch_mib"], bandwidth)
+            print(result["rivals"], flush=True)
+        del step
+        write(options.out / "gdn.json", result)
 
 
 if __name__ == "__main__":
