@@ -14,6 +14,7 @@ from torch import Tensor
 from draft_service.candidates import TreeOptions
 from draft_service.config import DrafterConfig, LayerAttention
 from draft_service.context_cache import CachedSequence, ContextCache
+from draft_service.context_graphs import ContextGraphs
 from draft_service.device_trees import NODES, WIDTHS, DeviceTrees, TreeKernels, is_for_device, width_of
 from draft_service.model import DraftModel
 from draftwood.device import compiled
@@ -24,9 +25,15 @@ from draftwood.tree import DraftTree
 LEAST_ROWS = 256
 
 
-def bucket(count: int, least: int = 1) -> int:
-    """The least power of two that is not smaller than either."""
-    return max(least, 1 << max(count - 1, 0).bit_length())
+def bucket(count: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def row_bucket(count: int) -> int:
+    """Context rows of a program that has room for `count`: a power of two, or one and a half of the one below."""
+    size = max(LEAST_ROWS, bucket(count))
+    return size // 4 * 3 if count <= size // 4 * 3 and size > LEAST_ROWS else size
 
 
 class BlockProgram:
@@ -40,7 +47,7 @@ class BlockProgram:
         forward: Callable[..., Tensor],
         graphs: Graphs,
         shape: tuple[int, int],
-        logits: Tensor,  # [S, max depth, V] float32, written
+        logits: Tensor,  # [S, max depth, V], written
     ) -> None:
         self.model, self.cache, self.forward = model, cache, forward
         self.cos, self.sin = rotation
@@ -62,8 +69,13 @@ class BlockProgram:
         self.inputs.copy_(self.host, non_blocking=True)
         roots, slots, num_rows, lengths = self.inputs.unbind(0)
         self._block[:, 0] = roots
+        shape, (_, s, g, _, d) = self.cache.keys.shape, self._keys.shape
+        # Rows of [layers * slots * G, rows * D]: whole pieces of memory are copied faster than a strided view's.
+        heads = torch.arange(shape[0] * g, device=model.device).view(-1, 1, g)
+        pieces = (heads // g * shape[1] + slots[:, None]) * g + heads % g
         for cached, work in ((self.cache.keys, self._keys), (self.cache.values, self._values)):
-            work[:, :, :, :t] = cached[:, :, :, :t].index_select(1, slots)
+            rows = cached.view(-1, shape[3] * d)[:, : t * d].index_select(0, pieces.view(-1))
+            work[:, :, :, :t] = rows.view(-1, s, g, t, d)
         at = lengths[:, None] + torch.arange(config.block_size, device=model.device)
         made = {layer: visible(config, layer, num_rows, t) for layer in dict.fromkeys(config.layers)}
         masks = tuple(made[layer] for layer in config.layers)
@@ -71,7 +83,12 @@ class BlockProgram:
         _mark(x, cos, sin, self._keys, self._values, masks)
         hidden = self.forward(x, cos, sin, self._keys, self._values, masks)
         first = 0 if config.sample_from_anchor else 1
-        self.logits.copy_(model.logits(hidden[:, first : first + config.max_depth]))
+        rows = hidden[:, first : first + config.max_depth]
+        if self.logits.dtype == torch.float32:
+            self.logits.copy_(model.logits(rows))
+        else:
+            out = self.logits.view(-1, config.vocab_size)
+            torch.mm(rows.reshape(out.shape[0], -1), model.head.weight.t(), out=out)
 
 
 def visible(config: DrafterConfig, layer: LayerAttention, num_rows: Tensor, t: int) -> Tensor:
@@ -120,6 +137,7 @@ class BlockGraphs:
         self.graphs = Graphs(model.device, enabled=True)
         is_cpu = model.device.type == "cpu"
         self._forward = compiled(model.forward, enabled=compile_steps, cpp_wrapper=is_cpu)
+        self.contexts = ContextGraphs(model, cache, rotation, self.graphs)
         self._logits: dict[int, Tensor] = {}
         self._programs: dict[tuple[int, int], BlockProgram] = {}
         self._trees: dict[tuple[int, int, int], tuple[DeviceTrees, Callable[[], None]]] = {}
@@ -127,9 +145,9 @@ class BlockGraphs:
             rows.zero_()
 
     def logits(self, roots: Sequence[int], sequences: Sequence[CachedSequence]) -> Tensor:
-        """float32 [S, max depth, V], valid until the next pass; rows past the sequences are of no use."""
+        """[S, max depth, V], valid until the next pass; rows past the sequences are of no use."""
         longest = max(s.num_rows for s in sequences)
-        shape = bucket(len(roots)), min(bucket(longest, LEAST_ROWS), self.cache.capacity)
+        shape = bucket(len(roots)), min(row_bucket(longest), self.cache.capacity)
         program = self._programs.get(shape)
         if program is None:
             made = (self.model, self.cache, self.rotation, self._forward, self.graphs, shape, self._logits_of(shape[0]))
@@ -177,5 +195,8 @@ class BlockGraphs:
     def _logits_of(self, s: int) -> Tensor:
         if s not in self._logits:
             config = self.model.config
-            self._logits[s] = torch.zeros(s, config.max_depth, config.vocab_size, device=self.model.device)
+            is_plain = config.output_multiplier == 1.0 and config.final_logit_softcapping is None
+            dtype = self.model.dtype if is_plain and not self.model.head.is_packed else torch.float32
+            shape = (s, config.max_depth, config.vocab_size)
+            self._logits[s] = torch.zeros(shape, dtype=dtype, device=self.model.device)
         return self._logits[s]

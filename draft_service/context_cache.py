@@ -98,18 +98,25 @@ class ContextCache:
 
     def append(self, sequence: CachedSequence, keys: Tensor, values: Tensor) -> None:
         """Adds rows [n, L, G, D] for the positions from `sequence.length` on."""
-        n = keys.shape[0]
-        if self.window and n > self.capacity:  # older rows than these are out of every window
-            skipped = n - self.capacity
-            keys, values, n = keys[skipped:], values[skipped:], self.capacity
+        skipped, begin = self.reserve(sequence, keys.shape[0])
+        keys, values = keys[skipped:], values[skipped:]
+        end = begin + keys.shape[0]
+        self.keys[:, sequence.slot, :, begin:end] = keys.permute(1, 2, 0, 3)
+        self.values[:, sequence.slot, :, begin:end] = values.permute(1, 2, 0, 3)
+
+    def reserve(self, sequence: CachedSequence, n: int) -> tuple[int, int]:
+        """Makes room for `n` more positions, which count from now on; returns how many of them are out of every window
+        already, and where in the slot the others go."""
+        skipped = max(n - self.capacity, 0) if self.window else 0
+        if skipped:
             sequence.length += skipped
             sequence.first = sequence.length
+            n = self.capacity
         if sequence.num_rows + n > self.capacity:
             self._drop_oldest(sequence, keep=min(sequence.num_rows, self.window, self.capacity - n))
         begin = sequence.num_rows
-        self.keys[:, sequence.slot, :, begin : begin + n] = keys.permute(1, 2, 0, 3)
-        self.values[:, sequence.slot, :, begin : begin + n] = values.permute(1, 2, 0, 3)
         sequence.length += n
+        return skipped, begin
 
     def _drop_oldest(self, sequence: CachedSequence, keep: int) -> None:
         assert self.window, "a slot without windows has room for max_context rows"

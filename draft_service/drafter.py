@@ -178,7 +178,7 @@ class Drafter:
                 elif rows.shape[0]:
                     fresh.append((sequence, rows))
             sequences.append(sequence)
-        if fresh:
+        if fresh and not (self._graphs is not None and self._graphs.contexts.take(fresh)):
             rows = torch.cat([rows for _, rows in fresh]).to(self.model.device, self.model.dtype)
             at = torch.cat([torch.arange(s.length, s.length + r.shape[0]) for s, r in fresh]).to(self.model.device)
             keys, values = self.model.context(rows, self._rotation[0][at], self._rotation[1][at])
@@ -266,7 +266,7 @@ class Drafter:
     ) -> Sequence[Tensor]:  # float32 [depths, V] each
         if self._graphs is not None:
             logits = self._graphs.logits(roots, sequences)
-            return [logits[i, :n] for i, n in enumerate(depths)]
+            return [logits[i, :n].float() for i, n in enumerate(depths)]
         inputs = self._blocks.assemble(sequences)
         block = self._masks[: len(roots)].clone()
         block[:, 0] = torch.tensor(roots)

@@ -50,9 +50,24 @@ class DraftLayer(nn.Module):
         values[:, :, -n:] = v.transpose(1, 2)
         # Heads that share keys are stacked as rows of one: a larger product, and no repeated keys.
         queries = rotate(self.q_norm(queries), *rotation).view(s, n, g, q, d).permute(0, 2, 3, 1, 4)
-        out = F.scaled_dot_product_attention(queries.reshape(s, g, q * n, d), keys, values, attn_mask=mask)
+        attend = F.scaled_dot_product_attention if x.device.type == "cpu" else attention_by_products
+        out = attend(queries.reshape(s, g, q * n, d), keys, values, mask)
         x = x + self.output(out.view(s, g, q, n, d).permute(0, 3, 1, 2, 4).reshape(s, n, -1))
         return x + self.mlp(self.post_norm(x))
+
+
+def attention_by_products(
+    queries: Tensor,  # [S, G, R, D]
+    keys: Tensor,  # [S, G, T, D]
+    values: Tensor,  # [S, G, T, D]
+    mask: Tensor | None,  # [S, 1, R, T], true where visible
+) -> Tensor:  # [S, G, R, D]
+    """Softmax attention as two products: a few rows and a long context leave a GPU's fused kernels on few of its
+    multiprocessors."""
+    scores = torch.matmul(queries * queries.shape[-1] ** -0.5, keys.transpose(2, 3)).float()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return torch.matmul(scores.softmax(-1).to(values.dtype), values)
 
 
 class DraftModel(nn.Module):

@@ -3,10 +3,14 @@
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+from draft_service.block_graphs import row_bucket
 from draft_service.candidates import TreeOptions
 from draft_service.device_trees import TreeKernels
 from draft_service.drafter import ContextRows, Drafted, Drafter, SequenceStep
+from draft_service.model import attention_by_products
 from draftwood.sampling import SamplingParams
 from tests.draft_service.conftest import MakeDrafter, load_drafter
 from tests.draft_service.plain_dflash import MIXED, SLIDING
@@ -68,3 +72,17 @@ def test_options_and_settings_of_a_batch(make_drafter: MakeDrafter) -> None:
             assert (mine.candidates is None) == (theirs.candidates is None)
         for drafter in (plain, graphed):
             drafter.close_stream(1)
+
+
+def test_attention_by_products_is_attention() -> None:
+    torch.manual_seed(0)
+    queries, keys, values = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 11, 8), torch.randn(2, 3, 11, 8)
+    for mask in (None, (torch.rand(2, 1, 5, 11) < 0.5) | (torch.arange(11) == 4)):
+        wanted = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        torch.testing.assert_close(attention_by_products(queries, keys, values, mask), wanted)
+
+
+def test_row_buckets() -> None:
+    assert [row_bucket(n) for n in (0, 256, 257, 384, 385, 1000, 1031, 1536, 1537)] == [
+        256, 256, 384, 384, 512, 1024, 1536, 1536, 2048,
+    ]  # fmt: skip
