@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, nargs="+", default=[31, 63])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--out", type=Path, help="Directory for draft_SHAPE.json.")
+    parser.add_argument("--commit", help="The commit that is measured, where git does not say it.")
     args = parser.parse_args()
     drafter = build(args.draft, args.target, torch.bfloat16, max_context=args.context + 1024)
     parts = [part for part in drafter.model.modules() if isinstance(part, PackedLinear)]
@@ -92,9 +93,7 @@ def main() -> None:
         print(row, flush=True)
     print(f"weights of a pass: {weights / 1e9:.2f} GB")
     if args.out is not None:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip()
+        commit = args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
         result = {
             "shape": args.draft.name,
             "dtype": "bfloat16",

@@ -168,24 +168,24 @@ def measure(decoder: GraphDecoder, batches: list[int], nodes: list[int], context
     target = decoder.model
     pages = PageAllocator(target.pools.keys.shape[2] // PAGE_SIZE - 1, PAGE_SIZE)
     parts = products(target)
-    for b in sorted(batches, reverse=True):
-        for n in sorted(nodes, reverse=True):
-            program = decoder.program("step", b, n)
-            program.buffers.clear()
-            program.step(has_filters=False)
-            fill(program, context, target.spec.vocab_size, pages, program.buffers.structure.page_table)
-            step = milliseconds(lambda program=program: program.step(has_filters=False))
-            alone = milliseconds(products_graph(parts, b * n, decoder.graphs))
-            row = Row(b, n, context, step, alone, step / alone)
-            print(
-                f"batch {b} nodes {n:3d}: step {step:7.3f} products {alone:7.3f} ratio {step / alone:.3f}", flush=True
-            )
-            yield row
+    shapes = [(b, n) for b in sorted(batches, reverse=True) for n in sorted(nodes, reverse=True)]
+    for b, n in shapes:
+        program = decoder.program("step", b, n)
+        program.buffers.clear()
+        program.step(has_filters=False)
+    for b, n in shapes:
+        program = decoder.program("step", b, n)
+        fill(program, context, target.spec.vocab_size, pages, program.buffers.structure.page_table)
+        step = milliseconds(lambda program=program: program.step(has_filters=False))
+        alone = milliseconds(products_graph(parts, b * n, decoder.graphs))
+        row = Row(b, n, context, step, alone, step / alone)
+        print(f"batch {b} nodes {n:3d}: step {step:7.3f} products {alone:7.3f} ratio {step / alone:.3f}", flush=True)
+        yield row
 
 
 def idle(decoder: GraphDecoder, context: int, steps: int = 40) -> float:
     """Milliseconds between two steps of one answer without drafts in which the GPU has nothing to do: wall time of the
-    engine's own steps, less the time of their graphs."""
+    engine's own steps, less the time of their graphs one behind the other."""
     pages = PageAllocator(decoder.pools.keys.shape[2] // PAGE_SIZE - 1, PAGE_SIZE)
     request = Request(request_id="idle", prompt=(1,) * context, max_new_tokens=MARGIN)
     sequence = Sequence(1, request, lambda _: None, 0.0)
@@ -198,7 +198,12 @@ def idle(decoder: GraphDecoder, context: int, steps: int = 40) -> float:
         started = time.perf_counter()
         decoder.step([sequence], drafter)
         walls.append((time.perf_counter() - started) * 1e3)
-    return statistics.median(walls) - milliseconds(lambda: program.step(has_filters=False))
+
+    def queued() -> None:
+        for _ in range(10):
+            program.step(has_filters=False)
+
+    return statistics.median(walls) - milliseconds(queued, repeats=5) / 10
 
 
 def profile(program: StepProgram, rows: int = 40) -> str:
@@ -229,6 +234,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--profile", action="store_true", help="Print where the time of batch 1 goes.")
     parser.add_argument("--out", type=Path, help="Directory for step_SHAPE.json.")
+    parser.add_argument("--commit", help="The commit that is measured, where git does not say it.")
     args = parser.parse_args()
     bandwidth = copy_bandwidth(DEVICE)
     torch.cuda.empty_cache()

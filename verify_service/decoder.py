@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -40,6 +40,9 @@ class Walk:
     accepted: Accepted
     log_probs: tuple[TokenLogProbs, ...]
     shadow_path: tuple[int, ...] = ()  # nodes of the verified tree
+
+
+Stages = tuple[float, float, float, float]  # seconds of tree, verify, accept and commit
 
 
 class Logits(Protocol):
@@ -76,7 +79,7 @@ class Decoder(ABC):
         """Brings the next tokens of some prompts into the caches in one pass, so many of each."""
 
     @abstractmethod
-    def _verify(self, batch: Seq[Sequence], trees: Seq[DraftTree], started: float) -> tuple[list[Walk], StageTimes]:
+    def _verify(self, batch: Seq[Sequence], trees: Seq[DraftTree], started: float) -> tuple[list[Walk], Stages]:
         """Verifies the trees, walks them and commits what was accepted; the times of these stages."""
 
     def _prefilled(self, sequence: Sequence, hidden: Tensor) -> None:
@@ -106,8 +109,16 @@ class Decoder(ABC):
         drafts = drafter.draft(batch, self.observer.begin(batch))
         started = time.perf_counter()
         trees = [self._tree(sequence, drafts) for sequence in batch]
-        walks, times = self._verify(batch, trees, started)
-        times = replace(times, draft=drafts.wait, drafter_busy=drafts.busy, transport=drafts.transport)
+        walks, (tree_s, verify_s, accept_s, commit_s) = self._verify(batch, trees, started)
+        times = StageTimes(
+            draft=drafts.wait,
+            tree=tree_s,
+            verify=verify_s,
+            accept=accept_s,
+            commit=commit_s,
+            drafter_busy=drafts.busy,
+            transport=drafts.transport,
+        )
         finished: list[tuple[Sequence, Finished]] = []
         steps: list[SequenceStep] = []
         num_fallbacks = 0
@@ -119,13 +130,15 @@ class Decoder(ABC):
             sequence.stats.add_step(walk.tree, num_accepted, wanted_draft=sequence.wants_draft)
             sequence.stats.num_shadow_accepted += num_shadow
             sequence.stats.add_times(times, drafted=is_drafted)
-            trace = Trace(sequence.base_length, tree, walk.accepted.path, times, walk.shadow_path)
+            trace = None
+            if sequence.request.trace_steps or self.debug_steps:
+                trace = Trace(sequence.base_length, tree, walk.accepted.path, times, walk.shadow_path)
             end = self._deliver(sequence, walk, trace)
             if end is not None:
                 finished.append((sequence, end))
             else:
                 sequence.base_length += len(walk.accepted.path)
-            if self.debug_steps:
+            if trace is not None and self.debug_steps:
                 self._log_step(sequence, trace)
         self.observer.step(steps, times)
         return finished, num_fallbacks

@@ -11,9 +11,8 @@ from draftwood.tree import DraftTree
 from verify_service.cache.pages import SCRATCH_SLOT
 from verify_service.cache.pools import Pools
 from verify_service.commit import Committer
-from verify_service.decoder import Decoder, Walk
+from verify_service.decoder import Decoder, Stages, Walk
 from verify_service.features import FeatureProjector
-from verify_service.request import StageTimes
 from verify_service.sequence import Sequence
 from verify_service.step import StepRow, derive
 from verify_service.target.model import PassOutputs, TargetModel
@@ -42,7 +41,7 @@ class PassDecoder(Decoder):
         part = sequence.request.prompt[base : base + length]
         return StepRow(DraftTree.chain(part[0], part[1:]), base, sequence.slots, sequence.state_slot)
 
-    def _verify(self, batch: Seq[Sequence], trees: Seq[DraftTree], started: float) -> tuple[list[Walk], StageTimes]:
+    def _verify(self, batch: Seq[Sequence], trees: Seq[DraftTree], started: float) -> tuple[list[Walk], Stages]:
         rows = [StepRow(t, s.base_length, s.slots, s.state_slot) for t, s in zip(trees, batch, strict=True)]
         inputs = derive(rows, taps=self.model.spec.taps, scratch_slot=SCRATCH_SLOT)
         t1 = time.perf_counter()
@@ -55,7 +54,7 @@ class PassDecoder(Decoder):
             if walk.accepted.finish is None:
                 self._commit(sequence, i, walk.accepted.path, outputs)
         t4 = time.perf_counter()
-        return walks, StageTimes(tree=t1 - started, verify=t2 - t1, accept=t3 - t2, commit=t4 - t3)
+        return walks, (t1 - started, t2 - t1, t3 - t2, t4 - t3)
 
     def _commit(self, sequence: Sequence, row: int, path: tuple[int, ...], outputs: PassOutputs) -> None:
         features = None

@@ -82,7 +82,7 @@ def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
     if device.type == "cpu":
         _check_memory(config, max_context, cache_pools(spec, pages, slots, feature_size, dtype, META))
     pools = cache_pools(spec, pages, slots, feature_size, dtype, device)
-    make = _pass_decoder if kernels is None else partial(_graph_decoder, kernels=kernels, page_size=pages.page_size)
+    make = _pass_decoder if kernels is None else partial(_graph_decoder, kernels=kernels)
     decoder = make(config, model, spec, pools, projector, max_context)
     decoder.debug_steps = config.debug_metrics
     scheduler = Scheduler(
@@ -141,7 +141,6 @@ def _graph_decoder(
     max_context: int,
     *,
     kernels: KernelSet,
-    page_size: int,
 ) -> Decoder:
     target = RowTarget(
         model,
@@ -150,7 +149,7 @@ def _graph_decoder(
         kernels,
         tap_layer_ids=projector.target_layer_ids if projector else (),
         max_context=max_context,
-        page_size=page_size,
+        page_size=config.page_size,
         compile_steps=config.compile,
     )
     return GraphDecoder(

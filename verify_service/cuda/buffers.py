@@ -166,13 +166,13 @@ class StepBuffers:
         self.stash = arena.stash(b, n)
         self.hidden = arena.hidden[: b * n].view(b, n, -1)
 
-    def clear(self) -> None:
-        """Makes every row a spare one, on the host, and what it says of paths empty."""
-        host = self.inputs.host
+    def clear(self, row: int | None = None) -> None:
+        """Makes a row, or every row, a spare one on the host, and what it says of paths empty."""
+        host, rows = self.inputs.host, slice(None) if row is None else row
         for name in ("input_ids", "num_nodes", "base_lengths", "state_slots", "remaining", "temperature", "top_k"):
-            host[name].fill(0)
-        host["parents"].fill(-1)
-        host["stop_ids"].fill(-1)
-        host["top_p"].fill(1.0)
-        host["min_p"].fill(0.0)
-        self.result.host["path_length"].fill(0)
+            host[name][rows] = 0
+        host["parents"][rows] = -1
+        host["stop_ids"][rows] = -1
+        host["top_p"][rows] = 1.0
+        host["min_p"][rows] = 0.0
+        self.result.host["path_length"][rows] = 0

@@ -19,13 +19,13 @@ from draftwood.graphs import Graphs
 from draftwood.tree import DraftTree
 from verify_service.acceptance import Accepted, Finish
 from verify_service.cuda.buffers import MAX_STOP_IDS, Arena, StepBuffers
+from verify_service.cuda.host_inputs import HostInputs, write_tree
 from verify_service.cuda.memory import NODES, PROMPT_NODES, drawn_nodes, node_bucket, passed_nodes
 from verify_service.cuda.programs import StepProgram
 from verify_service.cuda.rows import RowTable, bucket
 from verify_service.cuda.target import RowTarget
-from verify_service.decoder import Decoder, Walk
+from verify_service.decoder import Decoder, Stages, Walk
 from verify_service.features import FeatureProjector
-from verify_service.request import StageTimes
 from verify_service.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,9 @@ class GraphDecoder(Decoder):
         num_drawn = drawn_nodes(max_batch, max_nodes)
         self.logits = torch.zeros(num_drawn, vocab, dtype=target.dtype, device=target.device)
         num_pages = -(-max_context // target.page_size)
-        self._rows = RowTable(bucket(max_batch), num_pages, target.device)
+        self.rows = RowTable(bucket(max_batch), num_pages, target.device)
         self._prompt_rows = RowTable(bucket(max_batch), num_pages, target.device)
+        self._inputs: dict[StepProgram, HostInputs] = {}
         self._programs: dict[tuple[str, int, int], StepProgram] = {}
         self._arrived = torch.cuda.Event() if target.device.type == "cuda" else None
 
@@ -70,12 +71,19 @@ class GraphDecoder(Decoder):
         program = self._programs.get((kind, b, n))
         if program is None:
             is_step = kind == "step"
-            rows, max_path = (self._rows, min(n, MAX_PATH)) if is_step else (self._prompt_rows, n)
+            rows, max_path = (self.rows, min(n, MAX_PATH)) if is_step else (self._prompt_rows, n)
             buffers = StepBuffers(b, n, arena=self.arena, page_table=rows.pages, max_path=max_path)
             logits = self.logits[: b * n] if is_step else self.logits[:0]
             program = StepProgram(self.model, buffers, logits, self.projector, self.graphs)
             self._programs[(kind, b, n)] = program
         return program
+
+    def inputs_of(self, program: StepProgram) -> HostInputs:
+        """The host's part of a program's steps."""
+        inputs = self._inputs.get(program)
+        if inputs is None:
+            inputs = self._inputs[program] = HostInputs(program.buffers)
+        return inputs
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -105,12 +113,12 @@ class GraphDecoder(Decoder):
             buffers = program.buffers
             buffers.clear()
             result = buffers.result.host
-            result["path_length"].fill(0)
             result["path"][:] = np.arange(n)
             rows = self._prompt_rows.place([sequence for sequence, _ in group])
             for row, (sequence, length) in zip(rows, group, strict=True):
                 base = sequence.base_length
-                _write_tree(buffers.inputs.host, row, sequence, _chain(sequence.request.prompt[base : base + length]))
+                write_tree(buffers, row, base, sequence.request.prompt[base : base + length], range(-1, length - 1))
+                buffers.inputs.host["state_slots"][row] = sequence.state_slot
                 result["path_length"][row] = length
             program.prefill()
             program.commit()
@@ -118,7 +126,7 @@ class GraphDecoder(Decoder):
                 self._prefilled(sequence, buffers.hidden[row, :length])
             self._wait()  # the host writes into the same memory for the next pass
 
-    def _verify(self, batch: Seq[Sequence], trees: Seq[DraftTree], started: float) -> tuple[list[Walk], StageTimes]:
+    def _verify(self, batch: Seq[Sequence], trees: Seq[DraftTree], started: float) -> tuple[list[Walk], Stages]:
         walks: list[Walk] = []
         tree_s, verify_s, accept_s = time.perf_counter() - started, 0.0, 0.0
         pairs = list(zip(batch, trees, strict=True))
@@ -127,8 +135,8 @@ class GraphDecoder(Decoder):
             b, n = bucket(len(group)), node_bucket(max(tree.num_nodes for _, tree in group))
             program = self.program("step", b, n)
             slow = [_needs_host(sequence, tree) for sequence, tree in group]
-            rows = self._rows.place([sequence for sequence, _ in group])
-            has_filters = self._write(program.buffers, rows, group)
+            rows = self.rows.place([sequence for sequence, _ in group])
+            has_filters = self.inputs_of(program).write(rows, group)
             t1 = time.perf_counter()
             (program.verify if any(slow) else program.step)(has_filters=has_filters)
             self._wait()
@@ -142,11 +150,14 @@ class GraphDecoder(Decoder):
                 self._wait()
             t3 = time.perf_counter()
             tree_s, verify_s, accept_s = tree_s + t1 - t0, verify_s + t2 - t1, accept_s + t3 - t2
-        return walks, StageTimes(tree=tree_s, verify=verify_s, accept=accept_s)
+        return walks, (tree_s, verify_s, accept_s, 0.0)
 
     def _groups(self, parts: Seq[Any], nodes: Callable[[Any], int], sizes: tuple[int, ...]) -> Iterator[list[Any]]:
         """Cuts a batch so that each part fits into the arena; mostly into one."""
         limit = self.arena.num_nodes if sizes is PROMPT_NODES else self.logits.shape[0]
+        if bucket(len(parts)) * node_bucket(max(map(nodes, parts)), sizes) <= limit:
+            yield list(parts)
+            return
         group: list[Any] = []
         for part in parts:
             n = node_bucket(max(map(nodes, [*group, part])), sizes)
@@ -155,23 +166,6 @@ class GraphDecoder(Decoder):
                 group = []
             group.append(part)
         yield group
-
-    def _write(self, buffers: StepBuffers, rows: Seq[int], group: Seq[tuple[Sequence, DraftTree]]) -> bool:
-        """The host's inputs of a step; returns whether a row's draws are filtered."""
-        buffers.clear()
-        host, has_filters = buffers.inputs.host, False
-        for row, (sequence, tree) in zip(rows, group, strict=True):
-            _write_tree(host, row, sequence, tree)
-            request, sampling = sequence.request, sequence.request.sampling
-            stops = sorted(request.stop_token_ids)[:MAX_STOP_IDS]
-            host["remaining"][row] = max(sequence.num_remaining, 1)
-            host["stop_ids"][row, : len(stops)] = stops
-            if not sampling.is_greedy:
-                host["temperature"][row], host["top_k"][row] = sampling.temperature, sampling.top_k
-                host["top_p"][row], host["min_p"][row] = sampling.top_p, sampling.min_p
-                host["seeds"][row] = np.uint64(sampling.seed).astype(np.int64)
-                has_filters |= bool(sampling.top_k) or sampling.top_p < 1.0 or sampling.min_p > 0.0
-        return has_filters
 
     def _host_walk(self, program: StepProgram, row: int, sequence: Sequence, tree: DraftTree) -> Walk:
         """The walk by the host's own draws, written down for the commit."""
@@ -206,22 +200,10 @@ def _needs_host(sequence: Sequence, tree: DraftTree) -> bool:
     )
 
 
-def _write_tree(host: dict[str, Any], row: int, sequence: Sequence, tree: DraftTree) -> None:
-    n = tree.num_nodes
-    host["input_ids"][row, :n] = tree.token_ids
-    host["parents"][row, :n] = tree.parents
-    host["num_nodes"][row] = n
-    host["base_lengths"][row] = sequence.base_length
-    host["state_slots"][row] = sequence.state_slot
-
-
-def _chain(token_ids: Seq[int]) -> DraftTree:
-    return DraftTree.chain(token_ids[0], token_ids[1:])
-
-
 def _read(result: dict[str, Any], row: int, tree: DraftTree) -> Walk:
     """The device's walk of a row."""
+    finish = FINISHES[result["finish"][row]]
     tokens = result["tokens"][row]
-    count = int((tokens >= 0).sum())
+    count = int(result["path_length"][row]) if finish is None else int((tokens >= 0).sum())
     path = tuple(result["path"][row, :count].tolist())
-    return Walk(tree, Accepted(path, tuple(tokens[:count].tolist()), FINISHES[result["finish"][row]]), ())
+    return Walk(tree, Accepted(path, tuple(tokens[:count].tolist()), finish), ())

@@ -27,10 +27,13 @@ class RowTable:
         self._host = torch.zeros(num_rows, num_pages, dtype=torch.int32, pin_memory=is_cuda)
         self.pages: Tensor = torch.zeros(num_rows, num_pages, dtype=torch.int32, device=device)  # [rows, P]
         self._owners: list[int | None] = [None] * num_rows
+        self._last: tuple[list[int], list[int]] = ([], [])  # of the step before: sequences and their rows
 
     def place(self, batch: Seq[Sequence]) -> list[int]:
         """A row for each sequence of a step; rows of sequences that take no part are free again."""
         ids = [s.sequence_id for s in batch]
+        if ids == self._last[0]:
+            return self._last[1]
         size = bucket(len(batch))
         present = set(ids)
         self._owners = [owner if owner in present and row < size else None for row, owner in enumerate(self._owners)]
@@ -41,7 +44,9 @@ class RowTable:
                 row = placed[sequence.sequence_id] = next(free)
                 self._owners[row] = sequence.sequence_id
                 self._send(row, sequence.pages)
-        return [placed[i] for i in ids]
+        rows = [placed[i] for i in ids]
+        self._last = (ids, rows)
+        return rows
 
     def _send(self, row: int, pages: list[int]) -> None:
         values = self._host[row]
