@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from draftwood.telemetry.tracing import Tracing
     from verify_service.request_span import RequestSpan
 
-DRAFTER_STATES = ("ready", "absent", "mismatch")
+DRAFTER_STATES = ("ready", "absent", "refused", "mismatch")
 
 
 class Telemetry:

@@ -77,6 +77,14 @@ def test_a_drafter_that_does_not_match_is_an_alarm(service: Any) -> None:
     assert states == {"ready": 0, "absent": 0, "mismatch": 1}
 
 
+@pytest.mark.parametrize("status", ["ready", "absent: nothing answers", "refused: no token", "mismatch: vocab_size"])
+def test_a_drafter_is_in_one_state(service: Any, status: str) -> None:
+    service.client.status = status
+    said = {name: n for name, n in samples(Telemetry(service)).items() if "drafter_state" in str(name)}
+    assert sum(said.values()) == 1
+    assert value(samples(Telemetry(service)), "draftwood_drafter_state", state=status.partition(":")[0]) == 1
+
+
 def test_a_service_without_a_drafter_exports_the_same_series(service: Any) -> None:
     with_drafter = samples(Telemetry(service)).keys()
     service.client = None
