@@ -69,6 +69,7 @@ class Decoder(ABC):
 
     def admit(self, sequence: Sequence) -> None:
         """Prepares the slots of a new sequence."""
+        self._prefill_hidden.clear()  # it is empty between turns, but for what one that failed left behind
         sequence.admitted_at = time.perf_counter()
         sequence.stats.queue_s = sequence.admitted_at - sequence.arrived_at
         sequence.stats.num_prompt_tokens = len(sequence.request.prompt)

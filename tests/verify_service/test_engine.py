@@ -120,3 +120,16 @@ def test_a_failure_before_the_first_step_ends_its_request_only(
     check_all_is_free(engine)
     (good,) = run_all(engine, [request("good")])
     assert good.tokens == truth.tokens
+
+
+def test_a_failure_before_the_first_step_leaves_no_tensor_behind(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise FaultError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.decoder, "first_token", broken)
+        run_all(engine, [request(f"bad {i}") for i in range(3)])
+    run_all(engine, [request("good")])
+    assert not engine.decoder._prefill_hidden
