@@ -18,7 +18,7 @@ ROWS = 16  # of a state a program, which is one warp
 
 @triton.jit
 def state_per_node_kernel(
-    conv: Any, norms: Any, g: Any, beta: Any, parents: Any, states: Any, slots: Any, nodes: Any, out: Any, scale: Any,
+    conv, norms, g, beta, parents, states, slots, nodes, out, scale,
     N: tl.constexpr, C: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BV: tl.constexpr,
 ) -> None:  # fmt: skip

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from draftwood.cli.console import err, out
-from draftwood.cli.launch import private_config, private_settings, private_stack, run_stoppable
+from draftwood.cli.launch import PRIVATE_FIELDS, private_config, private_settings, private_stack, run_stoppable
 from draftwood.cli.options import settings
 from draftwood.cli.rest import Answer, Figures, Question, RestClient
 from draftwood.config import ALGORITHMS, GatewayConfig, PeerConfig, flag
@@ -17,7 +17,6 @@ from draftwood.errors import UnavailableError
 from draftwood.tokens import read_tokens
 
 DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}/v1"
-_OWN = ("target", "draft", "dtype", "device", "threads", "draft_threads", "compile")
 
 
 def _not_empty(_context: click.Context, argument: click.Parameter, value: str) -> str:
@@ -55,9 +54,9 @@ def chat(question: str, url: str | None, tls_ca: str, api_key_file: str, **value
       draftwood chat --url http://10.0.0.8:8000/v1 --algorithm none "Why is sleep important?"
       draftwood chat --url https://llm.example:8000/v1 --tls-ca ca.pem --api-key-file key "Why is sleep important?"
     """
-    stack_values = {name: values.pop(name) for name in _OWN}
+    stack_values = {name: values.pop(name) for name in PRIVATE_FIELDS}
     source = click.get_current_context().get_parameter_source
-    ignored = [flag(name) for name in _OWN if source(name) is ParameterSource.COMMANDLINE]
+    ignored = [flag(name) for name in PRIVATE_FIELDS if source(name) is ParameterSource.COMMANDLINE]
     key = read_tokens(api_key_file, "--api-key-file")[0] if api_key_file else ""
     client = RestClient(url or DEFAULT_URL, authorities=tls_ca, key=key)
     run_stoppable(_chat(Question(text=question, **values), url, client, stack_values, ignored))

@@ -22,6 +22,7 @@ Value = TypeVar("Value")
 
 MODEL_FIELDS = frozenset(spec.name for spec in fields(ModelConfig))
 _PRIVATE = ("target", "draft", "random_weights", "dtype", "device", "threads", "compile")
+PRIVATE_FIELDS = (*_PRIVATE, "draft_threads")  # what `private_settings` adds
 
 draft_threads = click.option(
     "--draft-threads",

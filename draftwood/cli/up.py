@@ -96,6 +96,8 @@ async def run(config: StackConfig) -> int:
         failure = await work
     except asyncio.CancelledError:
         failure = None
+    except ServiceDiedError as error:
+        failure = error
     except UnavailableError as error:
         failure = await _death_behind(error, stack)
     finally:

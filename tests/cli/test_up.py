@@ -106,11 +106,17 @@ def test_a_death_stops_everything_with_its_last_words(start: Start, fakes: FakeS
     assert not any(is_alive(pid) for pid in fakes.started())
 
 
-def test_a_drafter_that_refuses_its_model_stops_everything(start: Start, fakes: FakeServices) -> None:
-    process = start(draft_service="refuse")
+@pytest.mark.parametrize("verify_service", ["", "silent"])
+def test_a_drafter_that_refuses_its_model_stops_everything(
+    start: Start, fakes: FakeServices, verify_service: str
+) -> None:
+    """Also before the others are there."""
+    process = start(draft_service="refuse", verify_service=verify_service)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "hidden size 64 differs from the target's 384" in errors
+    assert "the others go on" not in errors
+    assert "Traceback" not in errors
     assert not any(is_alive(pid) for pid in fakes.started())
 
 
