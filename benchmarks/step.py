@@ -255,9 +255,7 @@ def main() -> None:
         for n in args.nodes:
             print(f"nodes {n}\n{profile(decoder.program('step', min(args.batch), n))}", flush=True)
     if args.out is not None:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip()
+        commit = args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
         result = {
             "shape": args.shape.name,
             "dtype": args.dtype,
