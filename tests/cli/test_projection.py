@@ -49,9 +49,15 @@ def test_speeds_follow_from_the_formula(tmp_path: Path) -> None:
 
 
 def test_a_draft_pass_must_come_from_somewhere(tmp_path: Path) -> None:
-    times = StepTimes.read(write(tmp_path, STEPS, "steps.json"))
-    with pytest.raises(InvalidRequestError, match=r"batch of 4.*--draft-ms"):
-        project(times, AcceptanceProfile("p", "s", (), {}), [], draft=None, transport=None)
+    times = StepTimes.read(write(tmp_path, {**STEPS, "draft": []}, "steps.json"))
+    profile = AcceptanceProfile("p", "s", (0.5,), {})
+    with pytest.raises(InvalidRequestError, match=r"--draft-ms"):
+        project(times, profile, [1], draft=None, transport=None)
+    rows = [{"batch": 4, "with_7_new_rows_ms": ms} for ms in (1.0, 3.0, 2.0)]
+    drafted = times.with_draft(write(tmp_path, {"rows": rows}, "draft.json"))
+    found = {(row.batch, row.configuration): row for row in project(drafted, profile, [1], draft=None, transport=0.5)}
+    assert set(found) == {(1, "none"), (4, "none"), (4, "chain 1")}
+    assert found[4, "chain 1"].ms_per_step == pytest.approx(23.5 + 0.5 + 3.0 + 0.5)
 
 
 @pytest.mark.parametrize("wrong", ["not json", "[]", '{"shape": "x"}', '{"shape": "x", "gpu": "y", "rows": [{}]}'])
@@ -80,6 +86,7 @@ def test_results_are_labelled(tmp_path: Path) -> None:
     data = json.loads(printed.output)
     assert data["projection"] is True
     assert "sprout" in data["label"]
+    steps = str(write(tmp_path, {**STEPS, "draft": []}, "steps.json"))
     refused = CliRunner().invoke(main, ["bench", "project", steps])
     assert refused.exit_code != 0
     assert "--draft-ms" in refused.output

@@ -25,13 +25,19 @@ LABEL = "Projection, not a measurement"
     help="Acceptance: a profile, or the JSON of bench decode or sweep. By default that of the embedded pair.",
 )
 @click.option("--chains", default="7,15", show_default=True, callback=int_list, help="Lengths of chains.")
-@click.option("--draft-ms", type=click.FloatRange(0), help="A draft pass with its tree, in place of what STEPS says.")
-@click.option("--transport-ms", type=click.FloatRange(0), help="To the drafter and back, in place of what STEPS says.")
+@click.option(
+    "--draft",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What benchmarks/draft.py wrote about the drafter: its pass by batch.",
+)
+@click.option("--draft-ms", type=click.FloatRange(0), help="A draft pass with its tree, in place of what was measured.")
+@click.option("--transport-ms", type=click.FloatRange(0), help="To the drafter and back; 0 where nothing says.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     steps: Path,
     profile: Path,
     chains: tuple[int, ...],
+    draft: Path | None,
     draft_ms: float | None,
     transport_ms: float | None,
     *,
@@ -45,10 +51,12 @@ def command(
 
     \b
     Examples:
-      draftwood bench project benchmarks/results/h200/step_Qwen3.6-27B.json --draft-ms 2.2
+      draftwood bench project benchmarks/results/h200/step_Qwen3.6-27B.json \\
+        --draft benchmarks/results/h200/draft_Qwen3.6-27B-DFlash.json --transport-ms 0.3
       draftwood bench project step.json --profile my-decode.json --draft-ms 2.2 --transport-ms 0.3
     """
     times, acceptance = StepTimes.read(steps), AcceptanceProfile.read(profile)
+    times = times if draft is None else times.with_draft(draft)
     rows = project(times, acceptance, chains, draft=draft_ms, transport=transport_ms)
     caption = (
         f"{LABEL}: step times of {times.shape} on {times.gpu} at a context of {times.context}, with the acceptance of "

@@ -9,6 +9,8 @@ Step times are read from what `benchmarks/step.py` writes, of which these keys c
     idle_ms               between two steps, optional
     draft                 [{batch, pass_ms, transport_ms}], optional: a draft pass with its tree, and both ways there
 
+or draft passes from what `benchmarks/draft.py` writes: rows of {batch, with_7_new_rows_ms}; the longest counts.
+
 An acceptance profile is a JSON object:
 
     name, source          what it is and where it comes from
@@ -22,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,6 +65,17 @@ class StepTimes:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidRequestError(f"{path} has no step times: {error!r}", field="steps") from error
+
+    def with_draft(self, path: Path) -> Self:
+        """With the draft passes of another file. Raises InvalidRequestError naming it."""
+        longest: dict[int, tuple[float, float]] = {}
+        try:
+            for row in _json(path)["rows"]:
+                batch, ms = int(row["batch"]), float(row["with_7_new_rows_ms"])
+                longest[batch] = max(longest.get(batch, (0.0, 0.0)), (ms, 0.0))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidRequestError(f"{path} has no draft passes: {error!r}", field="draft") from error
+        return replace(self, draft=longest)
 
     @property
     def batches(self) -> list[int]:
@@ -140,23 +153,24 @@ class Projected:
 def project(
     times: StepTimes, profile: AcceptanceProfile, chains: Sequence[int], *, draft: float | None, transport: float | None
 ) -> list[Projected]:
-    """No drafts, chains and trees at every batch measured; what no measured step holds is left out.
+    """No drafts, chains and trees at every batch measured; what no measured step holds is left out, and what is drafted
+    where no draft pass of that batch is known.
 
-    `draft` and `transport`, in ms, stand in where the file has none. Raises InvalidRequestError where neither has the
-    draft pass.
+    `draft` and `transport`, in ms, take the place of what was measured, at every batch. Raises InvalidRequestError
+    where no draft pass is known at all.
     """
+    if draft is None and not times.draft:
+        raise InvalidRequestError("no draft pass among the step times: give --draft or --draft-ms", field="draft_ms")
     rows: list[Projected] = []
     for batch in times.batches:
-        passes = times.draft.get(batch, (draft, transport))
-        own = (passes[0] if draft is None else draft, passes[1] if transport is None else transport)
-        if own[0] is None:
-            raise InvalidRequestError(
-                f"no draft pass for a batch of {batch} among the step times: give --draft-ms", field="draft_ms"
-            )
-        drafting = own[0] + (own[1] or 0.0)
+        measured = times.draft.get(batch)
+        pass_ms = draft if draft is not None else (measured[0] if measured else None)
+        there_ms = transport if transport is not None else (measured[1] if measured else 0.0)
         ways = [("none", 1, 1.0, 0.0)]
-        ways += [(f"chain {n}", n + 1, profile.chain_tokens(n), drafting) for n in chains if n <= len(profile.chain)]
-        ways += [(f"tree {n}", n + 1, tokens, drafting) for n, tokens in sorted(profile.tree.items())]
+        if pass_ms is not None:
+            extra = pass_ms + there_ms
+            ways += [(f"chain {n}", n + 1, profile.chain_tokens(n), extra) for n in chains if n <= len(profile.chain)]
+            ways += [(f"tree {n}", n + 1, tokens, extra) for n, tokens in sorted(profile.tree.items())]
         none: float | None = None
         for name, nodes, tokens, extra in ways:
             padded = times.padded(batch, nodes)
