@@ -33,6 +33,9 @@ GDN_VERIFY = pointers(bf16="conv matrices out", fp32="factors carried states", i
 GDN_ROOT = pointers(
     bf16="conv out gate weight", fp32="norms g beta states", i32="slots", i32_="gate_batch", fp32_="eps scale"
 )
+STATE_PER_NODE = pointers(
+    bf16="conv out", fp32="norms g beta states nodes", i32="parents slots", fp32_="scale"
+)  # a rival of the benchmarks
 GATED_NORM = pointers(bf16="out gate weight", i32_="gate_batch gate_row N rows", fp32_="eps")
 RECURRENT_COMMIT = pointers(
     bf16="conv inputs windows", fp32="norms g beta states", i32="path length slots snapshots", i32_="B N T"
@@ -74,6 +77,14 @@ def _entries() -> tuple[Entry, ...]:
         Entry("conv_gate", f"{KERNELS}.conv_gate:conv_gate_kernel", CONV_GATE, conv),
         *matrices,
         *verifies,
+        Entry(
+            "state_per_node",
+            "benchmarks.kernels.gdn_rivals:state_per_node_kernel",
+            STATE_PER_NODE,
+            {name: size for name, size in verify.items() if name not in ("BK", "OVERLAPS")} | {"N": 64, "BV": 16},
+            num_warps=1,
+            architectures=(90,),
+        ),
         Entry(
             "gated_norm",
             f"{KERNELS}.gdn_verify:gated_norm_kernel",
