@@ -4,6 +4,9 @@ Each node takes its parent's state from memory, updates it, and leaves its own t
 head, and N states of memory a request and layer.
 """
 
+# Triton takes no annotations of pointers.
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+
 from __future__ import annotations
 
 from typing import Any
