@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, get_args, get_type_hints
 
+from draftwood.address import check_address
 from draftwood.errors import ConfigError
 from draftwood.tree import MAX_TREE_BUDGET, MAX_WIDTH
 
@@ -247,6 +248,8 @@ class VerifyConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_range("port", 0, 65535)
+        if self.drafter != "none":
+            check_address("drafter", self.drafter)
         self.check_range("max_tree_budget", 1, MAX_TREE_BUDGET)
         self.check_range("tree_budget", 0, self.max_tree_budget)
         self.check_range("tree_width_cap", 1, MAX_WIDTH)
@@ -287,6 +290,7 @@ class GatewayConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_address("verify", self.verify)
         self.check_pair("https_cert", "https_key")
         self.check_range("port", 0, 65535)
         self.check_range("max_body_bytes", 1024, 1 << 30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,12 @@ def test_missing_tensor_is_named(tiny: Path, tmp_path: Path) -> None:
     assert isinstance(error, UnsupportedModelError)
     assert name in error.message
     assert error.field == name
+
+
+def test_config_without_weights(tiny: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny / "config.json", tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"a config\.json and no weights; --random-weights"):
+        build(config_of(tmp_path))
 
 
 def test_no_such_directory(tmp_path: Path) -> None:

@@ -61,6 +61,10 @@ def load_target(
     if random_weights:
         return random_target(loader, config, dtype, device).to(device).eval().requires_grad_(False), spec
     quantization = _quantization(full, config)
+    if not [*directory.glob("*.safetensors"), *directory.glob("*.bin")]:
+        raise UnsupportedModelError(
+            f"{directory} has a config.json and no weights; --random-weights serves such a shape", field="target"
+        )
     transformers_logging.disable_progress_bar()  # a service's log is no terminal
     model, report = loader.from_pretrained(
         directory,
