@@ -22,7 +22,7 @@ from torch import Tensor
 
 from verify_service.kernels import gdn_verify as cpu
 from verify_service.triton_kernels.gdn_matrices import gdn_matrices_kernel
-from verify_service.triton_kernels.launching import overlaps, require, wait_for_inputs
+from verify_service.triton_kernels.launching import overlaps, pipeline_stages, require, wait_for_inputs
 from verify_service.triton_kernels.products import product, product_of_parts, split
 
 BLOCK = 64  # nodes
@@ -225,7 +225,8 @@ def gdn_verify(
     rows = min(value_dim, 64)
     gdn_verify_kernel[(b * heads, value_dim // rows)](
         conv, scratch.matrices, scratch.factors, scratch.carried, states, state_slots, out, n, channels, key_heads,
-        heads, key_dim, value_dim, rows, min(key_dim, 64), block, blocks, overlap, num_warps=4, launch_pdl=overlap,
+        heads, key_dim, value_dim, rows, min(key_dim, 64), block, blocks, overlap, num_warps=4,
+        num_stages=pipeline_stages(conv), launch_pdl=overlap,
     )  # fmt: skip
     if norm is not None:
         rows = b * n * heads
