@@ -1,4 +1,4 @@
-"""Buffers of passes are kept for the shapes in use, and not for every shape that ever was."""
+"""Passes of all shapes share the memory of their stash, and views are kept only for the shapes in use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftwood.config import VerifyConfig
 from tests.verify_service.models import save_tiny
 from verify_service.pass_decoder import PassDecoder
 from verify_service.service import build
-from verify_service.target.model import MAX_BUFFERED_NODES
+from verify_service.target.model import MAX_SHAPES
 
 
 def test_buffers_do_not_grow_with_the_shapes_seen(tmp_path: Path) -> None:
@@ -18,10 +18,14 @@ def test_buffers_do_not_grow_with_the_shapes_seen(tmp_path: Path) -> None:
     assert isinstance(decoder, PassDecoder)
     model, pools = decoder.model, decoder.pools
     usual = model._buffers_for(1, 8, pools)
-    for nodes in range(1, 65):
+    place = usual.stash.keys.data_ptr()
+    for nodes in range(1, 33):
         for batch in range(1, 9):
-            model._buffers_for(batch, nodes, pools)
+            stash = model._buffers_for(batch, nodes, pools).stash
+            assert stash.k.shape[1:3] == (batch, nodes)
+            assert stash.keys.data_ptr() == place, "memory of its own"
             assert model._buffers_for(1, 8, pools) is usual
-            assert sum(b * n for b, n in model._buffers) <= MAX_BUFFERED_NODES
+            assert len(model._buffers) <= MAX_SHAPES
     large = model._buffers_for(64, 64, pools)
     assert model._buffers_for(64, 64, pools) is large
+    assert model._buffers_for(1, 8, pools).stash.keys.data_ptr() == large.stash.keys.data_ptr()

@@ -6,6 +6,7 @@ their keyword arguments to the registered attention function and the replaced mi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -25,7 +26,8 @@ from verify_service.target.spec import ATTENTION, NO_RECURRENCE, TargetSpec
 from verify_service.target.stretches import Stretches, kind_of
 
 MAX_DEPTH_MARGIN = 512
-MAX_BUFFERED_NODES = 1024  # of all shapes kept; loads that mix lengths make hundreds of shapes
+MAX_SHAPES = 64  # of passes whose views are kept; loads that mix lengths make hundreds
+LEAST_ARENA = 256  # nodes
 STRETCH_ALONE = 4  # layers a graph for one sequence; hybrids repeat after 4 layers, so that few kinds are compiled
 
 
@@ -68,6 +70,42 @@ class PassOutputs:
     hidden: Tensor  # [B, N, H] after the final norm
     taps: Tensor | None  # [B, N, num_taps * H] residual stream after the tapped layers
     stash: Stash
+
+
+class _Arena:
+    """The stash's memory, the same for passes of all shapes: each pass overwrites what the last one left."""
+
+    def __init__(self, spec: TargetSpec, num_nodes: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.spec, self.num_nodes = spec, num_nodes
+        shape = spec.recurrent or NO_RECURRENCE
+        a, r, kv = spec.num_attention_layers, spec.num_recurrent_layers, spec.num_kv_heads * spec.head_dim
+        hv = shape.num_value_heads
+
+        def new(layers: int, width: int, kind: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(layers, num_nodes * width, dtype=kind, device=device)
+
+        self._rows = new(a, kv, dtype), new(a, kv, dtype)
+        self._inputs = new(r, shape.channels, dtype)
+        self._k, self._v = new(r, shape.num_key_heads * shape.key_dim), new(r, hv * shape.value_dim)
+        self._gates = new(r, hv), new(r, hv)
+
+    def stash(self, b: int, n: int) -> Stash:
+        """Its beginning as the stash of a pass over B trees of N nodes."""
+        spec, shape = self.spec, self.spec.recurrent or NO_RECURRENCE
+        rows = (b, spec.num_kv_heads, n, spec.head_dim)
+
+        def part(tensor: Tensor, *size: int) -> Tensor:
+            return tensor[:, : math.prod(size)].view(tensor.shape[0], *size)
+
+        return Stash(
+            keys=part(self._rows[0], *rows),
+            values=part(self._rows[1], *rows),
+            inputs=part(self._inputs, b, n, shape.channels),
+            k=part(self._k, b, n, shape.num_key_heads, shape.key_dim),
+            v=part(self._v, b, n, shape.num_value_heads, shape.value_dim),
+            g=part(self._gates[0], b, n, shape.num_value_heads),
+            beta=part(self._gates[1], b, n, shape.num_value_heads),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +164,19 @@ class TargetModel:
         self.norm = fused_norm(body.norm)
         self.head = packed(body.head)
         self.is_warming = False  # while it is, sizes that vary are marked so, and one graph serves them all
+        self._arena = _Arena(spec, LEAST_ARENA, self.dtype, self.device)
         self._buffers: dict[tuple[int, int], _Buffers] = {}
 
     def _buffers_for(self, b: int, n: int, pools: Pools) -> _Buffers:
-        """Buffers for a pass of this shape, kept for the next one."""
+        """Views of the arena for a pass of this shape, kept for the next one."""
         buffers = self._buffers.pop((b, n), None)
         if buffers is None:
-            kept = sum(batch * nodes for batch, nodes in self._buffers)
-            while self._buffers and kept + b * n > MAX_BUFFERED_NODES:
-                batch, nodes = next(iter(self._buffers))  # the one that was not used for longest
-                del self._buffers[(batch, nodes)]
-                kept -= batch * nodes
-            stash = self._new_stash(b, n)
+            if b * n > self._arena.num_nodes:
+                self._buffers.clear()
+                self._arena = _Arena(self.spec, 1 << (b * n - 1).bit_length(), self.dtype, self.device)
+            while len(self._buffers) >= MAX_SHAPES:
+                del self._buffers[next(iter(self._buffers))]  # the one that was not used for longest
+            stash = self._arena.stash(b, n)
             buffers = _Buffers(stash, self._layer_arguments(stash, pools))
         self._buffers[(b, n)] = buffers
         return buffers
@@ -155,24 +194,6 @@ class TargetModel:
                 arguments[-1]["recurrent"] = stash.recurrent(recurrent, pools)
                 recurrent += 1
         return arguments
-
-    def _new_stash(self, b: int, n: int) -> Stash:
-        spec, shape = self.spec, self.spec.recurrent or NO_RECURRENCE
-        r, hk, hv = spec.num_recurrent_layers, shape.num_key_heads, shape.num_value_heads
-        rows = (spec.num_attention_layers, b, spec.num_kv_heads, n, spec.head_dim)
-
-        def new(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(size, dtype=dtype, device=self.device)
-
-        return Stash(
-            keys=new(*rows, dtype=self.dtype),
-            values=new(*rows, dtype=self.dtype),
-            inputs=new(r, b, n, shape.channels, dtype=self.dtype),
-            k=new(r, b, n, hk, shape.key_dim),
-            v=new(r, b, n, hv, shape.value_dim),
-            g=new(r, b, n, hv),
-            beta=new(r, b, n, hv),
-        )
 
     def run(self, step: StepInputs, pools: Pools) -> PassOutputs:
         """One pass, always with the same pools. Changes no committed state; the stash is valid until the next pass."""
