@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks import gpu_tables
 from docs import flags, metrics
 
 
@@ -22,3 +23,8 @@ def test_every_setting_of_every_service_has_a_row() -> None:
 def test_the_table_of_metrics_is_current() -> None:
     text = metrics.PAGE.read_text(encoding="utf-8")
     assert metrics.write(text) == text, "run `python docs/metrics.py`"
+
+
+def test_the_tables_of_gpu_results_are_current() -> None:
+    text = gpu_tables.PAGE.read_text(encoding="utf-8")
+    assert gpu_tables.write(text) == text, "run `python -m benchmarks.gpu_tables`"
