@@ -21,12 +21,12 @@ demo: setup  ## three services on this machine, and a prompt
 bench: setup  ## tokens per second: plain decoding, chain, tree
 	draftwood bench decode
 
-# Tests that start no services run two at a time, one thread each; the others have the machine to themselves.
+# Two workers, one thread each; a file's services are started once, for all its tests.
 ALONE := tests/core tests/draft_service tests/gateway tests/triton_kernels tests/verify_service
 
 test: setup  ## every test that needs neither a GPU nor minutes
 	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal $(ALONE)
-	pytest $(addprefix --ignore=,$(ALONE))
+	OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
 
 check: setup  ## format, lint, types, imports, protos, Dockerfile, stubs
 	ruff format --check .

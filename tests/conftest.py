@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # Before any import of transformers: tests take models from this repository or make them, never from a hub.
@@ -10,3 +11,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Machines differ too much in speed for a deadline a case, and a failure must come back when the test is run again.
 settings.register_profile("draftwood", deadline=None, derandomize=True)
 settings.load_profile("draftwood")
+
+# Two workers end together where what takes longest begins first.
+LONG = ("test_compiled_pass.py", "test_interpreted.py", "test_compiled.py", "test_soak.py", "test_readme.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, everything else in its order."""
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))

@@ -38,7 +38,16 @@ DOCUMENTS = sorted(
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-OTHER_TOOLS = ("pip ", "curl ", "git ", "docker ", "useradd ", "systemctl ")  # whose flags are not ours
+OTHER_TOOLS = (
+    "pip ",
+    "curl ",
+    "git ",
+    "docker ",
+    "useradd ",
+    "systemctl ",
+    "python benchmarks/",
+    "python -m benchmarks",
+)  # whose flags are not ours
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
