@@ -116,8 +116,7 @@ def main(args: list[str] | None = None) -> int:
     config = VerifyConfig.from_args(sys.argv[1:] if args is None else args, prog="draftwood verify")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
-        service = build(config)
-        warm_up(service, compile_steps=config.compile)
+        service = started(config)
         freeze_startup()
         uvloop.run(serve(config, service))
     except DraftwoodError as error:

@@ -32,6 +32,19 @@ def test_out_of_memory_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert error.value.field == "max_batch"
 
 
+def test_out_of_memory_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny("qwen3_5_text", tmp_path)
+
+    def fails(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(service, "build", fails)
+    assert service.main(["--target", str(tmp_path), "--draft", "none", "--dtype", "float32"]) == 2
+    assert capsys.readouterr().err.startswith("error: this GPU's memory does not hold what is asked for (weights ")
+
+
 def test_the_plan_is_what_is_allocated(tmp_path: Path) -> None:
     save_tiny("qwen3_5_text", tmp_path)
     config = VerifyConfig(target=str(tmp_path), draft="none", dtype="float32", threads=1, compile=False, max_batch=3)
