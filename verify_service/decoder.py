@@ -69,11 +69,14 @@ class Decoder(ABC):
 
     def admit(self, sequence: Sequence) -> None:
         """Prepares the slots of a new sequence."""
-        self._prefill_hidden.clear()  # it is empty between turns, but for what one that failed left behind
         sequence.admitted_at = time.perf_counter()
         sequence.stats.queue_s = sequence.admitted_at - sequence.arrived_at
         sequence.stats.num_prompt_tokens = len(sequence.request.prompt)
         reset_slot(self.pools, sequence.state_slot)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drops what is kept of a sequence that ends, wherever it is."""
+        self._prefill_hidden.pop(sequence.sequence_id, None)
 
     @abstractmethod
     def prefill(self, parts: Seq[tuple[Sequence, int]]) -> None:

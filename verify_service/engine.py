@@ -227,6 +227,7 @@ class Engine:
         if sequence.admitted_at:
             self._pace.end(self.clock())
         self.scheduler.remove(sequence)
+        self.decoder.forget(sequence)
         self.drafter.close(sequence)
 
     def _take_commands(self) -> bool:

@@ -33,6 +33,9 @@ class FakeDecoder:
     def admit(self, sequence: Sequence) -> None:
         sequence.admitted_at = 1.0
 
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
     def prefill(self, parts: Seq[tuple[Sequence, int]]) -> None:
         self._take(self.prefill_s, ("prefill", [(s.request.request_id, length) for s, length in parts]))
         for sequence, length in parts:

@@ -121,8 +121,9 @@ def test_prompts_prefilled_together_are_as_if_alone(bench: Bench) -> None:
     """Three prompts of different lengths, padded into the same passes, against each by itself."""
     prompts = [PROMPT, PROMPT[::-1][:7], [9, *PROMPT, *PROMPT]]
     alone = [bench.begin(prompt, 4, algorithm="ddtree") for prompt in prompts]
-    together = [bench.admit(prompt, 4, algorithm="ddtree") for prompt in prompts]
+    together = [bench.admit(prompt, 4, algorithm="ddtree") for prompt in prompts[:2]]
     bench.decoder.prefill([(together[0], 20), (together[1], 7)])
+    together.append(bench.admit(prompts[2], 4, algorithm="ddtree"))
     bench.decoder.prefill([(together[0], 5), (together[2], 51)])
     for one, other in zip(alone, together, strict=True):
         assert other.is_prefilled
