@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from draftwood.errors import UnsupportedModelError
-from verify_service.triton_kernels.rotate_heads import rotate_heads, rotate_heads_plain
+from verify_service.kernels.rotate_heads import rotate_heads as rotate_heads_plain
+from verify_service.triton_kernels.rotate_heads import rotate_heads
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from draftwood.staging import Staging
+from verify_service.acceptance import Finish
+from verify_service.kernels.ancestors import NODES_A_WORD
 from verify_service.target.spec import NO_RECURRENCE, TargetSpec
 
-BLOCK = 64  # nodes a word of the ancestor bitsets
 MAX_STOP_IDS = 16
+FINISHES = (None, Finish.STOP, Finish.LENGTH)  # by their numbers in an outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What the kernels of one pass share: B sequences with N nodes each, W words of BLOCK nodes."""
+    """What the kernels of one pass share: B sequences with N nodes each, W words of NODES_A_WORD nodes."""
 
     parents: Tensor  # [B, N] int32, -1 for the root and spare nodes
     num_nodes: Tensor  # [B] int32, 0 for a spare row
@@ -140,7 +142,7 @@ class StepBuffers:
             device,
         )
         of = self.inputs.device
-        words = -(-n // BLOCK)
+        words = -(-n // NODES_A_WORD)
 
         def new(*size: int, dtype: torch.dtype = i32) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)

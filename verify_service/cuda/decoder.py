@@ -17,8 +17,8 @@ import torch
 
 from draftwood.graphs import Graphs
 from draftwood.tree import DraftTree
-from verify_service.acceptance import Accepted, Finish
-from verify_service.cuda.buffers import MAX_STOP_IDS, Arena, StepBuffers
+from verify_service.acceptance import Accepted
+from verify_service.cuda.buffers import FINISHES, MAX_STOP_IDS, Arena, StepBuffers
 from verify_service.cuda.host_inputs import HostInputs, write_tree
 from verify_service.cuda.memory import NODES, PROMPT_NODES, drawn_nodes, node_bucket, passed_nodes
 from verify_service.cuda.programs import StepProgram
@@ -31,7 +31,6 @@ from verify_service.sequence import Sequence
 log = logging.getLogger(__name__)
 
 MAX_PATH = 16  # accepted nodes a step; a longer walk goes on in the next one
-FINISHES = (None, Finish.STOP, Finish.LENGTH)
 
 
 class GraphDecoder(Decoder):

@@ -7,16 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwood.layers import rotate
-from draftwood.noise import gumbel
-from draftwood.sampling import SamplingParams, filtered
+from draftwood.noise import NoiseCache
+from draftwood.sampling import SamplingParams, draw
+from draftwood.tree import DraftTree
+from verify_service.acceptance import accept
 from verify_service.cache.pools import Pools
-from verify_service.cuda.buffers import BLOCK, Draws, Outcome, Stash, Structure
+from verify_service.cuda.buffers import FINISHES, Draws, Outcome, Stash, Structure
 from verify_service.cuda.kernel_set import KernelSet
+from verify_service.kernels.ancestors import NODES_A_WORD, inclusive_of, off_path_of
 from verify_service.kernels.gdn_commit import gdn_commit_one
 from verify_service.kernels.gdn_verify import gdn_verify as gdn_over_tree
 from verify_service.kernels.mamba2_commit import mamba2_commit_one
 from verify_service.kernels.mamba2_verify import mamba2_verify as mamba2_over_tree
+from verify_service.kernels.rotate_heads import rotate_heads
 from verify_service.kernels.tree_attention import tree_attention as attention_over_tree
 from verify_service.kernels.tree_conv import commit_window, tree_conv
 from verify_service.target.spec import GDN, MAMBA2, RecurrentShape
@@ -30,25 +33,15 @@ def tree_structure(s: Structure) -> None:
             paths.append([*(paths[parent] if parent >= 0 else []), i])
             words = [0] * s.ancestors.shape[2]
             for j in paths[i]:
-                words[j // BLOCK] |= 1 << (j % BLOCK)
+                words[j // NODES_A_WORD] |= 1 << (j % NODES_A_WORD)
             s.ancestors[row, i] = torch.from_numpy(np.array(words, np.uint64).view(np.int64))
             s.depths[row, i] = len(paths[i]) - 1
         for block in range(s.block_depth.shape[1]):
-            first = block * BLOCK
-            s.block_depth[row, block] = max(sum(j >= first for j in path) - 1 for path in paths[first : first + BLOCK])
+            first = block * NODES_A_WORD
+            inside = paths[first : first + NODES_A_WORD]
+            s.block_depth[row, block] = max(sum(j >= first for j in path) - 1 for path in inside)
         s.tree_depth[row] = s.depths[row].max()
     s.positions.copy_(s.base_lengths[:, None] + s.depths)
-
-
-def inclusive_of(ancestors: Tensor) -> Tensor:
-    """[B, N, W] bitsets as [B, N, N] float32: 1 where j is i or its ancestor."""
-    columns = torch.arange(ancestors.shape[1], device=ancestors.device)
-    return ((ancestors[:, :, columns // BLOCK] >> (columns % BLOCK)) & 1).float()
-
-
-def off_path_of(inclusive: Tensor) -> Tensor:
-    """[B, N, N]: 0 where j is i or its ancestor, else -inf."""
-    return torch.zeros_like(inclusive).masked_fill_(inclusive == 0, -torch.inf)
 
 
 def conv_index(parents: Tensor, taps: int) -> Tensor:
@@ -157,28 +150,6 @@ def mamba2_verify(
     out.copy_(y + skip[:, None] * x)
 
 
-def rotate_heads(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    eps: float,
-    step: int,
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-) -> None:
-    m, hq, d = q.shape
-    hkv, r = keys.shape[1], cos.shape[1]
-    queries, k, v = x.split([hq * step, hkv * d, hkv * d], -1)
-    for part, weight, out in ((queries.view(m, hq, step)[..., :d], q_weight, q), (k.view(m, hkv, d), k_weight, keys)):
-        normed = F.rms_norm(part.float(), (d,), weight, eps).to(x.dtype)
-        turned = rotate(normed[..., :r], cos[:, None], sin[:, None])
-        out.copy_(torch.cat([turned, normed[..., r:]], -1))
-    values.copy_(v.view(m, hkv, d))
-
-
 def tree_attention(
     q: Tensor,  # [B, N, HQ, D]
     k: Tensor,  # [B, N, HKV, D]
@@ -238,8 +209,8 @@ def kv_commit(stash: Stash, outcome: Outcome, pools: Pools, s: Structure, page_s
 def sample(logits: Tensor, s: Structure, d: Draws, drawn: Tensor, has_filters: bool) -> None:
     """[B, N, V] logits to the token drawn at each node."""
     del has_filters
-    b, n, vocab = logits.shape
-    for row in range(b):
+    noise = NoiseCache(logits.shape[-1])
+    for row in range(logits.shape[0]):
         params = SamplingParams(
             temperature=float(d.temperature[row]),
             top_k=int(d.top_k[row]),
@@ -247,30 +218,29 @@ def sample(logits: Tensor, s: Structure, d: Draws, drawn: Tensor, has_filters: b
             min_p=float(d.min_p[row]),
             seed=int(d.seeds[row]) & (2**64 - 1),
         )
-        for node in range(n):
+        for node in range(logits.shape[1]):
             values = logits[row, node].float().cpu().numpy()
-            if not params.is_greedy:
-                values = filtered(values, params) + gumbel(params.seed, int(s.positions[row, node]) + 1, vocab)
-            drawn[row, node] = int(values.argmax())
+            drawn[row, node] = draw(values, params, int(s.positions[row, node]) + 1, noise)
 
 
 def accept_walk(input_ids: Tensor, s: Structure, drawn: Tensor, d: Draws, outcome: Outcome) -> None:
-    for row in range(input_ids.shape[0]):
-        num_nodes = int(s.num_nodes[row])
-        parents, ids = s.parents[row, :num_nodes].tolist(), input_ids[row, :num_nodes].tolist()
-        children = {(parent, token): i for i, (parent, token) in enumerate(zip(parents, ids, strict=True))}
+    limit = outcome.path.shape[1]
+    for t in (outcome.path, outcome.tokens):
+        t.fill_(-1)
+    outcome.path_length.zero_()
+    outcome.finish.zero_()
+    for row, n in enumerate(s.num_nodes.tolist()):
+        if not n:
+            continue
+        ids, parents, tokens = (t[row, :n].tolist() for t in (input_ids, s.parents, drawn))
+        tree = DraftTree.from_nodes(ids[0], ids[1:], parents[1:], [0.0] * (n - 1))
         stops = set(d.stop_ids[row].tolist()) - {-1}
-        path, tokens, finish, node = list[int](), list[int](), 0, 0 if num_nodes else None
-        while node is not None:
-            path.append(node)
-            tokens.append(int(drawn[row, node]))
-            finish = 1 if tokens[-1] in stops else 2 if len(tokens) >= int(d.remaining[row]) else 0
-            node = None if finish or len(path) == outcome.path.shape[1] else children.get((node, tokens[-1]))
-        outcome.path[row] = -1
-        outcome.tokens[row] = -1
-        outcome.path[row, : len(path)] = torch.tensor(path, dtype=torch.int32)
-        outcome.tokens[row, : len(path)] = torch.tensor(tokens, dtype=torch.int32)
-        outcome.path_length[row] = 0 if finish else len(path)
+        walk = accept(tree, tokens.__getitem__, stop_token_ids=stops, max_tokens=int(d.remaining[row]))
+        count = min(len(walk.path), limit)  # a longer walk goes on in the next step
+        finish = FINISHES.index(walk.finish) if count == len(walk.path) else 0
+        outcome.path[row, :count] = torch.tensor(walk.path[:count], dtype=torch.int32)
+        outcome.tokens[row, :count] = torch.tensor(walk.tokens[:count], dtype=torch.int32)
+        outcome.path_length[row] = 0 if finish else count
         outcome.finish[row] = finish
 
 

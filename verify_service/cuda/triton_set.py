@@ -1,4 +1,4 @@
-"""The engine's kernels out of verify_service.triton_kernels: launchers on a GPU, or their plain twins anywhere."""
+"""The engine's kernels out of verify_service.triton_kernels."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from verify_service.cuda.kernel_set import KernelSet
 from verify_service.target.spec import GDN, MAMBA2, RecurrentShape
 
 
-def triton_set(*, plain: bool = False) -> KernelSet:
-    """The launchers, or with `plain` their twins. Imports Triton."""
-    kernels = _Kernels(plain=plain)
+def triton_set() -> KernelSet:
+    """The launchers. Imports Triton."""
+    kernels = _Kernels()
     return KernelSet(
-        is_capturable=not plain,
+        is_capturable=True,
         tree_structure=kernels.tree_structure,
         conv_gate=kernels.conv_gate,
         gdn_verify=kernels.gdn_verify,
@@ -43,13 +43,12 @@ def _module(name: str) -> Any:
 class _Kernels:
     """Gives each kernel its arguments in its own form, and keeps scratch memory, which captured graphs hold on to."""
 
-    def __init__(self, *, plain: bool) -> None:
-        self.plain = plain
+    def __init__(self) -> None:
         self._kept: dict[Any, Any] = {}
 
     def of(self, name: str) -> Callable[..., None]:
-        """The launcher or the twin."""
-        return getattr(_module(name), f"{name}_plain" if self.plain else name)
+        """The launcher."""
+        return getattr(_module(name), name)
 
     def _scratch(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._kept:

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from verify_service.kernels import gdn_verify as cpu
+from verify_service.kernels.ancestors import inclusive_of, off_path_of
 from verify_service.triton_kernels.gdn_matrices import gdn_matrices_kernel
 from verify_service.triton_kernels.launching import overlaps, pipeline_stages, require, wait_for_inputs
 from verify_service.triton_kernels.products import product, product_of_parts, split
@@ -255,12 +256,11 @@ def gdn_verify_plain(
     dtype = torch.promote_types(out.dtype, torch.float32)
     q, k, v = conv.to(dtype).split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], -1)
     qk = torch.cat([q, k], -1).view(b, n, 2, key_heads, key_dim) * norms.view(b, n, 2, key_heads, 1)
-    nodes = torch.arange(n, device=conv.device)
-    inclusive = ((ancestors[:, :, nodes // 64] >> (nodes % 64)) & 1).to(dtype)
-    off_path = torch.zeros_like(inclusive).masked_fill_(inclusive == 0, -torch.inf)
+    inclusive = inclusive_of(ancestors, dtype)
     value = v.view(b, n, heads, value_dim)
     state = states[state_slots.long()].to(dtype)
-    total = cpu.gdn_verify(qk[:, :, 0], qk[:, :, 1], value, g.to(dtype), beta.to(dtype), state, inclusive, off_path)
+    masks = (inclusive, off_path_of(inclusive))
+    total = cpu.gdn_verify(qk[:, :, 0], qk[:, :, 1], value, g.to(dtype), beta.to(dtype), state, *masks)
     if norm is not None:
         gate = norm.gate.unflatten(-1, (heads, value_dim))
         normed = F.rms_norm(total.to(gate.dtype).float(), (value_dim,), None, norm.eps).to(gate.dtype)

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
+from verify_service.kernels.ancestors import inclusive_of, off_path_of
 from verify_service.kernels.mamba2_verify import mamba2_verify as verify_on_cpu
 from verify_service.triton_kernels.products import product, split
 
@@ -168,12 +169,9 @@ def mamba2_verify_plain(
     hk = _groups(channels, hv, v, k)
     real = torch.float64 if out.dtype == torch.float64 else torch.float32
     x, keys, queries = conv.to(real).split([hv * v, hk * k, hk * k], -1)
-    node = torch.arange(n, device=conv.device)
-    sees = (ancestors[:, :, node // 64] >> (node % 64)) & 1
-    inclusive = sees.to(real)
-    off_path = torch.zeros_like(inclusive).masked_fill(sees == 0, -torch.inf)
+    inclusive = inclusive_of(ancestors, real)
     x = x.view(b, n, hv, v)
     heads = (queries.view(b, n, hk, k), keys.view(b, n, hk, k), x)
     state = states[state_slots.long()].to(real)
-    y = verify_on_cpu(*heads, g.to(real), dt.to(real), state, inclusive, off_path)
+    y = verify_on_cpu(*heads, g.to(real), dt.to(real), state, inclusive, off_path_of(inclusive))
     out.copy_(y + skip.to(real)[:, None] * x)

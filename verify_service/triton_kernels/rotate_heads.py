@@ -2,19 +2,17 @@
 
     q, k <- rotate(rmsnorm(x) weight)        v <- v
 
-One launch instead of the ten that a compiler makes of it. A program has a few heads of one node.
+One launch instead of the ten that a compiler makes of it. A program has a few heads of one node. The plain twin is
+verify_service/kernels/rotate_heads.py.
 """
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
-from draftwood.layers import rotate
 from verify_service.triton_kernels.launching import overlaps, wait_for_inputs
 
 
@@ -82,26 +80,3 @@ def rotate_heads(
         x, x.stride(0), cos, sin, q_weight, k_weight, q, keys, values, eps, hq, hkv, d, triton.next_power_of_2(d), r,
         step, overlap, num_warps=1, launch_pdl=overlap,
     )  # fmt: skip
-
-
-def rotate_heads_plain(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    eps: float,
-    step: int,
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-) -> None:
-    """What `rotate_heads` computes, shapes and all."""
-    m, hq, d = q.shape
-    hkv, r = keys.shape[1], cos.shape[1]
-    queries, k, v = x[:, : hq * step + 2 * hkv * d].split([hq * step, hkv * d, hkv * d], -1)
-    for part, weight, out in ((queries.view(m, hq, step)[..., :d], q_weight, q), (k.view(m, hkv, d), k_weight, keys)):
-        normed = F.rms_norm(part.float(), (d,), weight, eps).to(x.dtype)
-        turned = rotate(normed[..., :r].float(), cos[:, None].float(), sin[:, None].float())
-        out.copy_(torch.cat([turned.to(x.dtype), normed[..., r:]], -1))
-    values.copy_(v.view(m, hkv, d))

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
+from verify_service.kernels.ancestors import NODES_A_WORD, inclusive_of, off_path_of
 from verify_service.kernels.tree_attention import tree_attention as tree_attention_padded
 from verify_service.triton_kernels.attention_tiling import (
     Tiling,
@@ -34,7 +35,6 @@ from verify_service.triton_kernels.softmax import fold, leave, scores_of
 
 LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256
-NODES_A_WORD = 64
 FEW_ROWS = 512  # merged one a program
 MERGED = 8192  # partial results that a program merges, at most
 
@@ -245,12 +245,10 @@ def tree_attention_plain(
     sinks: Tensor | None = None,  # [HQ]
 ) -> None:
     """The same in plain PyTorch, float32 inside: pages become slots and bitsets a mask."""
-    n, device = q.shape[1], q.device
+    device = q.device
     at = torch.arange(page_table.shape[1] * page_size, device=device)
     committed = at < base_lengths[:, None]
     slots = torch.where(committed, page_table.long()[:, at // page_size] * page_size + at % page_size, 0)
-    nodes = torch.arange(n, device=device)
-    seen = (ancestors[:, :, nodes // NODES_A_WORD] >> (nodes % NODES_A_WORD)) & 1
     out.copy_(
         tree_attention_padded(
             *(t.float().transpose(1, 2) for t in (q, k, v)),
@@ -258,7 +256,7 @@ def tree_attention_plain(
             value_pool.float(),
             slots,
             torch.zeros(committed.shape, device=device).masked_fill_(~committed, -torch.inf),
-            torch.zeros(seen.shape, device=device).masked_fill_(seen == 0, -torch.inf),
+            off_path_of(inclusive_of(ancestors)),
             positions,
             scaling,
             sliding_window,
