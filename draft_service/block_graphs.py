@@ -18,16 +18,11 @@ from draft_service.context_graphs import ContextGraphs
 from draft_service.device_trees import NODES, WIDTHS, DeviceTrees, TreeKernels, is_for_device, width_of
 from draft_service.model import DraftModel
 from draftwood.device import compiled
-from draftwood.graphs import Graphs
+from draftwood.graphs import Graphs, bucket
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 
 LEAST_ROWS = 256
-
-
-def bucket(count: int) -> int:
-    """The least power of two that is not smaller."""
-    return 1 << max(count - 1, 0).bit_length()
 
 
 def row_bucket(count: int) -> int:

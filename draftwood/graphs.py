@@ -9,6 +9,11 @@ import torch
 WARM_UP_RUNS = 2
 
 
+def bucket(count: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
 class Graphs:
     """Captures functions as CUDA graphs that share one memory pool; elsewhere, functions run as they are."""
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftwood.graphs import Graphs
+from draftwood.graphs import Graphs, bucket
 from draftwood.tree import DraftTree
 from verify_service.acceptance import Accepted
 from verify_service.cuda.buffers import FINISHES, MAX_STOP_IDS, Arena, StepBuffers
 from verify_service.cuda.host_inputs import HostInputs, write_tree
 from verify_service.cuda.memory import NODES, PROMPT_NODES, drawn_nodes, node_bucket, passed_nodes
 from verify_service.cuda.programs import StepProgram
-from verify_service.cuda.rows import RowTable, bucket
+from verify_service.cuda.rows import RowTable
 from verify_service.cuda.target import RowTarget
 from verify_service.decoder import Decoder, Stages, Walk
 from verify_service.features import FeatureProjector

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from draftwood.errors import ConfigError
+from draftwood.graphs import bucket
 from verify_service.cuda.buffers import Arena
-from verify_service.cuda.rows import bucket
 from verify_service.target.spec import TargetSpec
 
 NODES = (1, 8, 16, 32, 64, 128, 256)  # of a tree, spare ones included

@@ -10,12 +10,8 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from draftwood.graphs import bucket
 from verify_service.sequence import Sequence
-
-
-def bucket(count: int) -> int:
-    """The least power of two that is not smaller."""
-    return 1 << max(count - 1, 0).bit_length()
 
 
 class RowTable:

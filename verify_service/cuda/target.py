@@ -16,11 +16,10 @@ from verify_service.cuda.kernel_set import KernelSet
 from verify_service.cuda.operators import Pass, running
 from verify_service.target.body import read_body
 from verify_service.target.fuse import fused_norm
-from verify_service.target.rope import RopeTables
+from verify_service.target.rope import MAX_DEPTH_MARGIN, RopeTables
 from verify_service.target.spec import ATTENTION, TargetSpec
-from verify_service.target.stretches import Stretches, kind_of
+from verify_service.target.stretches import Stretches, kind_of, own_storage
 
-MAX_DEPTH_MARGIN = 512
 STRETCH = 4  # layers a compiled graph; hybrids repeat after 4 layers, so that few kinds are compiled
 
 
@@ -100,12 +99,12 @@ def _arguments(spec: TargetSpec, stash: Stash, pools: Pools, m: int) -> Iterator
         arguments: dict[str, Any] = {}
         if ATTENTION in mixers:
             keys, values = (_rows(t, attention, m) for t in (stash.keys, stash.values))
-            pooled = (_own(pools.keys[attention]), _own(pools.values[attention]))
+            pooled = (own_storage(pools.keys[attention]), own_storage(pools.values[attention]))
             arguments["attention"] = rows.AttentionRows(*pooled, keys, values)
             attention += 1
         if spec.is_recurrent(mixers):
             written = (stash.inputs, stash.conv, stash.norms, stash.g, stash.beta)
-            state = (_own(pools.states[recurrent]), _own(pools.windows[recurrent]))
+            state = (own_storage(pools.states[recurrent]), own_storage(pools.windows[recurrent]))
             arguments["recurrent"] = rows.RecurrentRows(*state, *(_rows(t, recurrent, m) for t in written))
             recurrent += 1
         yield arguments
@@ -113,13 +112,7 @@ def _arguments(spec: TargetSpec, stash: Stash, pools: Pools, m: int) -> Iterator
 
 def _rows(tensor: Tensor, layer: int, m: int) -> Tensor:
     """[layers, B, N, ...] to the layer's [M, ...]."""
-    return _own(tensor[layer].view(m, *tensor.shape[3:]))
-
-
-def _own(part: Tensor) -> Tensor:
-    """The same memory under a storage of its own: compiled graphs are guarded by how offsets into a common storage
-    relate, and those differ by layer."""
-    return torch.from_dlpack(part) if part.numel() else part.new_empty(part.shape)
+    return own_storage(tensor[layer].view(m, *tensor.shape[3:]))
 
 
 def _mark_rows(hidden: Tensor, rope: Any, arguments: list[dict[str, Any]]) -> None:

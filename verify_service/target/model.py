@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwood.graphs import bucket
 from draftwood.layers import packed
 from verify_service.cache.pools import Pools
 from verify_service.step import StepInputs
@@ -21,11 +22,10 @@ from verify_service.target.attention import AttentionView
 from verify_service.target.body import read_body
 from verify_service.target.fuse import fuse_layer, fused_norm
 from verify_service.target.recurrent import RecurrentView, WindowView
-from verify_service.target.rope import Rope, RopeTables
+from verify_service.target.rope import MAX_DEPTH_MARGIN, Rope, RopeTables
 from verify_service.target.spec import ATTENTION, NO_RECURRENCE, TargetSpec
-from verify_service.target.stretches import Stretches, kind_of
+from verify_service.target.stretches import Stretches, kind_of, own_storage
 
-MAX_DEPTH_MARGIN = 512
 MAX_SHAPES = 64  # of passes whose views are kept; loads that mix lengths make hundreds
 LEAST_ARENA = 256  # nodes
 STRETCH_ALONE = 4  # layers a graph for one sequence; hybrids repeat after 4 layers, so that few kinds are compiled
@@ -47,20 +47,14 @@ class Stash:
     def attention(self, index: int, pools: Pools) -> AttentionView:
         """Attention layer `index`'s part, with its committed rows."""
         rows = (pools.keys, pools.values, self.keys, self.values)
-        return AttentionView(*(_part(t, index) for t in rows))
+        return AttentionView(*(own_storage(t[index]) for t in rows))
 
     def recurrent(self, index: int, pools: Pools) -> RecurrentView | WindowView:
         """Recurrent layer `index`'s part, with its committed state."""
         if not pools.states.numel():
-            return WindowView(_part(pools.windows, index), _part(self.inputs, index))
+            return WindowView(own_storage(pools.windows[index]), own_storage(self.inputs[index]))
         parts = (pools.states, pools.windows, self.inputs, self.k, self.v, self.g, self.beta)
-        return RecurrentView(*(_part(t, index) for t in parts))
-
-
-def _part(tensor: Tensor, index: int) -> Tensor:
-    """The same memory as `tensor[index]` under a storage of its own. Offsets into a common storage would grow with the
-    sizes that vary, and compiled graphs would be guarded by how the layers' offsets relate."""
-    return torch.from_dlpack(tensor[index])
+        return RecurrentView(*(own_storage(t[index]) for t in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +167,7 @@ class TargetModel:
         if buffers is None:
             if b * n > self._arena.num_nodes:
                 self._buffers.clear()
-                self._arena = _Arena(self.spec, 1 << (b * n - 1).bit_length(), self.dtype, self.device)
+                self._arena = _Arena(self.spec, bucket(b * n), self.dtype, self.device)
             while len(self._buffers) >= MAX_SHAPES:
                 del self._buffers[next(iter(self._buffers))]  # the one that was not used for longest
             stash = self._arena.stash(b, n)

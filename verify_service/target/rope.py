@@ -15,6 +15,7 @@ from draftwood.errors import UnsupportedModelError
 
 Rope = tuple[Tensor, Tensor]  # cos and sin, each [..., rotary dim]
 
+MAX_DEPTH_MARGIN = 512  # positions of nodes behind the longest context
 SERVED_TYPES = ("default", "linear", "llama3", "yarn")
 
 

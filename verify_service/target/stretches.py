@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from draftwood.device import compiled
@@ -34,6 +35,12 @@ def kind_of(layer: nn.Module) -> str:
         shapes = [(k, list(tensor.shape)) for k, tensor in tensors]
         parts.append(f"{name} {type(module).__name__} {sorted(plain.items())} {sorted(shapes)}")
     return "\n".join(parts)
+
+
+def own_storage(part: Tensor) -> Tensor:
+    """The same memory under a storage of its own. Offsets into a common storage grow with the sizes that vary, and
+    compiled graphs would be guarded by how the layers' offsets relate."""
+    return torch.from_dlpack(part) if part.numel() else part.new_empty(part.shape)
 
 
 class Stretches:
