@@ -108,8 +108,8 @@ class Decoder(ABC):
         sequence.emit(Started(tuple(sequence.prompt_log_probs)))
         return self._deliver(sequence, walk, None)
 
-    def step(self, batch: Seq[Sequence], drafter: Drafter) -> tuple[list[tuple[Sequence, Finished]], int]:
-        """One step for the whole batch; returns the answers that ended, not yet sent, and the number of fallbacks."""
+    def step(self, batch: Seq[Sequence], drafter: Drafter) -> list[tuple[Sequence, Finished]]:
+        """One step for the whole batch; returns the answers that ended, not yet sent."""
         drafts = drafter.draft(batch, self.observer.begin(batch))
         started = time.perf_counter()
         trees = [self._tree(sequence, drafts) for sequence in batch]
@@ -125,11 +125,9 @@ class Decoder(ABC):
         )
         finished: list[tuple[Sequence, Finished]] = []
         steps: list[SequenceStep] = []
-        num_fallbacks = 0
         for sequence, tree, walk in zip(batch, trees, walks, strict=True):
             is_drafted, num_accepted = tree.num_nodes > 1, len(walk.accepted.path) - 1
             num_shadow = max(len(walk.shadow_path) - 1, 0)
-            num_fallbacks += sequence.wants_draft and not is_drafted
             steps.append(SequenceStep(walk.tree, num_accepted, sequence.wants_draft, num_shadow))
             sequence.stats.add_step(walk.tree, num_accepted, wanted_draft=sequence.wants_draft)
             sequence.stats.num_shadow_accepted += num_shadow
@@ -145,7 +143,7 @@ class Decoder(ABC):
             if trace is not None and self.debug_steps:
                 self._log_step(sequence, trace)
         self.observer.step(steps, times)
-        return finished, num_fallbacks
+        return finished
 
     def _tree(self, sequence: Sequence, drafts: Drafts) -> DraftTree:
         tree, request = drafts.trees.get(sequence.sequence_id), sequence.request

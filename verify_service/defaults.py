@@ -18,3 +18,4 @@ class Defaults:
     spine: bool
     stop_token_ids: frozenset[int]
     shadow_linear: bool = False
+    is_drafted: bool = True  # whether there is a drafter, now or later; without one nothing is drafted

@@ -38,7 +38,6 @@ class EngineCounters:
     """Since the start."""
 
     steps: int = 0
-    fallback_steps: int = 0
     num_running: int = 0
     num_queued: int = 0
     pages_used: int = 0
@@ -208,11 +207,10 @@ class Engine:
         if not batch:
             return
         started = self.clock()
-        finished, num_fallbacks = self.decoder.step(batch, self.drafter)
+        finished = self.decoder.step(batch, self.drafter)
         num_prompts = len(self.scheduler.prefilling())
         self._quota.repay(self.clock() - started, num_prompts=num_prompts, num_answers=len(batch))
         self.counters.steps += 1
-        self.counters.fallback_steps += num_fallbacks
         for sequence, end in finished:
             self._finish(sequence, end)
 

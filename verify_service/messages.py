@@ -49,7 +49,7 @@ def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, p
         min_new_tokens=message.min_new_tokens,
         sampling=sampling_from_wire(message.sampling, seed=new_seed(), vocab_size=defaults.limits.vocab_size),
         stop_token_ids=stop if message.ignore_model_stop else stop | defaults.stop_token_ids,
-        algorithm=algorithm,
+        algorithm=algorithm if defaults.is_drafted else "none",
         tree_budget=message.tree_budget if has("tree_budget") else defaults.tree_budget,
         width_cap=message.width_cap if has("width_cap") else defaults.width_cap,
         spine=message.spine if has("spine") else defaults.spine,
@@ -64,12 +64,12 @@ def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, p
 
 def _shadow_linear(message: verify_pb2.GenerateRequest, defaults: Defaults, algorithm: str) -> bool:
     if not message.HasField("shadow_linear"):
-        return defaults.shadow_linear and algorithm == "ddtree"
+        return defaults.shadow_linear and algorithm == "ddtree" and defaults.is_drafted
     if message.shadow_linear and algorithm != "ddtree":
         raise InvalidRequestError(
             f"shadow_linear compares with a tree; algorithm is {algorithm}, not ddtree", field="shadow_linear"
         )
-    return message.shadow_linear
+    return message.shadow_linear and defaults.is_drafted
 
 
 def _check_lengths(message: verify_pb2.GenerateRequest, defaults: Defaults) -> None:

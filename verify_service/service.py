@@ -99,7 +99,7 @@ def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
     return Service(
         engine,
         client,
-        _defaults(config, spec, max_context, device),
+        _defaults(config, spec, max_context, device, is_drafted=client is not None),
         TargetFacts(_target_model(spec, name, texts, dtype, max_context, projector), random.getrandbits(63)),
         security,
         f"{name}, {str(dtype).removeprefix('torch.')}, {_place(device)}",
@@ -244,18 +244,21 @@ def _draft_client(
     )
 
 
-def _defaults(config: VerifyConfig, spec: TargetSpec, max_context: int, device: torch.device) -> Defaults:
+def _defaults(
+    config: VerifyConfig, spec: TargetSpec, max_context: int, device: torch.device, *, is_drafted: bool
+) -> Defaults:
     budget = config.tree_budget or min(
         CPU_TREE_BUDGET if device.type == "cpu" else GPU_TREE_BUDGET, config.max_tree_budget
     )
     return Defaults(
         limits=Limits(spec.vocab_size, max_context, config.max_tree_budget, 64),
-        algorithm=config.algorithm,
+        algorithm=config.algorithm if is_drafted else "none",
         tree_budget=budget,
         width_cap=config.tree_width_cap,
         spine=config.tree_spine,
         shadow_linear=config.shadow_linear,
         stop_token_ids=frozenset(spec.stop_token_ids),
+        is_drafted=is_drafted,
     )
 
 

@@ -46,7 +46,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     @property
     def drafter_status(self) -> str:
         """For people."""
-        return self.client.status if self.client is not None else "absent: none is configured"
+        return self.client.status if self.client is not None else "none: no drafter is configured"
 
     async def GetTargetModel(
         self,
@@ -82,7 +82,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             drafter_status=self.drafter_status,
             rejected_trees=client.rejected_trees if client is not None else 0,
             stale_trees=client.stale_trees if client is not None else 0,
-            fallback_steps=counters.fallback_steps,
+            fallback_steps=self.engine.decoder.observer.totals.fallback_steps,
             steps=counters.steps,
             peak_memory_bytes=peak_memory_bytes(),
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from draftwood.telemetry.tracing import Tracing
     from verify_service.request_span import RequestSpan
 
-DRAFTER_STATES = ("ready", "absent", "refused", "mismatch")
+DRAFTER_STATES = ("ready", "absent", "refused", "mismatch", "none")  # none: it is to serve without
 
 
 class Telemetry:
@@ -125,7 +125,7 @@ class Telemetry:
         read, client, alarm = self.instruments.read, self._service.client, self._observer.alarm
 
         def state() -> Mapping[str, float]:
-            now = client.status.partition(":")[0] if client is not None else "absent"
+            now = client.status.partition(":")[0] if client is not None else "none"
             return {name: float(name == now) for name in DRAFTER_STATES}
 
         def stale() -> Mapping[str, float]:

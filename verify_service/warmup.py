@@ -23,7 +23,7 @@ def warm_up(service: Service, *, compile_steps: bool) -> None:
     """Passes of one and of several sequences, of lone roots and of trees, on scratch slots."""
     decoder, scheduler = service.engine.decoder, service.engine.scheduler
     if isinstance(decoder, GraphDecoder):
-        decoder.warm_up()
+        decoder.warm_up(has_trees=service.defaults.is_drafted)
         return
     assert isinstance(decoder, PassDecoder)
     if compile_steps:
@@ -41,7 +41,7 @@ def warm_up(service: Service, *, compile_steps: bool) -> None:
             number,
             len(passes),
             "one request" if b == 1 else "several requests",
-            "a lone token" if n == 1 else f"a tree of {n} nodes",
+            "a lone token" if n == 1 else f"{n} tokens",
         )
         _pass(decoder, b, n, scheduler.pages.page_size)
     decoder.model.is_warming = False

@@ -153,7 +153,9 @@ STALE_TREES = _counter(
     "Results dropped as stale, by cause: late (after the deadline), mismatched (another epoch or base length).",
     "cause",
 )
-DRAFTER_STATE = _gauge("verify", "drafter_state", "1 for the drafter's state, 0 for the others.", "state")
+DRAFTER_STATE = _gauge(
+    "verify", "drafter_state", "1 for the drafter's state, 0 for the others; none: to serve without.", "state"
+)
 DRAFTER_MISMATCH = _gauge("verify", "drafter_mismatch", "Alarm: 1 while a drafter answers that does not match.")
 ACCEPTANCE_COLLAPSE = _gauge(
     "verify", "acceptance_collapse", "Alarm: 1 while drafts are paid for and next to none of their tokens is accepted."

@@ -94,7 +94,7 @@ class GetTargetModelResponse(_message.Message):
     max_batch: _builtins.int
     """Sequences decoded together at most."""
     drafter_status: _builtins.str
-    """State of the drafter: "ready", or "absent", "refused" or "mismatch" followed by a colon and why."""
+    """State of the drafter: "ready", or "absent", "refused", "mismatch" or "none" followed by a colon and why."""
     draft_model_id: _builtins.str
     """The drafter in use; absent where there is none."""
     @_builtins.property

@@ -131,6 +131,13 @@ def test_alerts_say_what_is_wrong() -> None:
         promql_parser.parse_duration(rule["for"])
 
 
+def test_a_service_that_is_to_have_no_drafter_does_not_lack_one() -> None:
+    (rule,) = (rule for rule in rules() if rule["alert"] == "DraftwoodDrafterAbsent")
+    ((selector, kept),) = selectors(promql_parser.parse(rule["expr"]))
+    (matcher,) = selector.matchers.matchers
+    assert (matcher.name, matcher.value, kept) == ("state", "ready|none", {"state"})
+
+
 def test_prometheus_scrapes_three_services_and_reads_the_alerts() -> None:
     config: Any = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text(encoding="utf-8"))
     assert config["rule_files"] == ["alerts.yaml"]

@@ -73,8 +73,10 @@ def test_a_drafter_that_does_not_match_is_an_alarm(service: Any) -> None:
     service.client.status, service.client.mismatch = "mismatch: vocab_size is 101", "vocab_size is 101"
     said = samples(telemetry)
     assert value(said, MISMATCH) == 1
-    states = {state: value(said, "draftwood_drafter_state", state=state) for state in ("ready", "absent", "mismatch")}
-    assert states == {"ready": 0, "absent": 0, "mismatch": 1}
+    states = {
+        state: value(said, "draftwood_drafter_state", state=state) for state in ("ready", "absent", "mismatch", "none")
+    }
+    assert states == {"ready": 0, "absent": 0, "mismatch": 1, "none": 0}
 
 
 @pytest.mark.parametrize("status", ["ready", "absent: nothing answers", "refused: no token", "mismatch: vocab_size"])
@@ -90,7 +92,7 @@ def test_a_service_without_a_drafter_exports_the_same_series(service: Any) -> No
     service.client = None
     without = samples(Telemetry(service))
     assert without.keys() == with_drafter
-    assert value(without, "draftwood_drafter_state", state="absent") == 1
+    assert value(without, "draftwood_drafter_state", state="none") == 1
 
 
 def test_requests_are_counted_by_what_became_of_them(service: Any) -> None:

@@ -75,8 +75,7 @@ class Bench:
     def step(self, batch: Seq[Sequence], trees: dict[int, DraftTree]) -> list[Finished]:
         """One step with the given trees by sequence id."""
         drafter: Any = ScriptedDrafter(lambda s: trees.get(s.sequence_id))
-        finished, _ = self.decoder.step(batch, drafter)
-        return [end for _, end in finished]
+        return [end for _, end in self.decoder.step(batch, drafter)]
 
     @torch.inference_mode()
     def decode(self, sequence: Sequence, base_length: int) -> None:

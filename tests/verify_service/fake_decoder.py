@@ -45,10 +45,10 @@ class FakeDecoder:
         sequence.emit(Started())
         return self._grow(sequence)
 
-    def step(self, batch: Seq[Sequence], _: object) -> tuple[list[tuple[Sequence, Finished]], int]:
+    def step(self, batch: Seq[Sequence], _: object) -> list[tuple[Sequence, Finished]]:
         self._take(self.step_s, ("step", [(s.request.request_id, 1) for s in batch]))
         ends = [(sequence, self._grow(sequence)) for sequence in batch]
-        return [(sequence, end) for sequence, end in ends if end is not None], 0
+        return [(sequence, end) for sequence, end in ends if end is not None]
 
     def _take(self, seconds: float, done: Pass) -> None:
         self.now += seconds

@@ -7,7 +7,7 @@ import math
 import random
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     torch.set_num_threads(1)
     layers = ["linear_attention", "full_attention"]
     save_tiny("qwen3_5_text", directory, num_hidden_layers=2, layer_types=layers, max_position_embeddings=CONTEXT)
-    served = Served(build(config_of(directory, max_batch=3, max_queue=1, tree_budget=15)))
+    built = build(config_of(directory, max_batch=3, max_queue=1, tree_budget=15))
+    drafted = replace(built.defaults, algorithm="ddtree", is_drafted=True)  # by the test's script
+    served = Served(replace(built, defaults=drafted))
     engine = served.service.engine
     engine.drafter = ScriptedDrafter(served.propose)  # pyright: ignore[reportAttributeAccessIssue]
     remove = engine.scheduler.remove
@@ -540,7 +542,7 @@ async def test_target_model_and_load(stub: Any, served: Served) -> None:
     assert (said.default_algorithm, said.default_tree_budget, said.max_tree_budget) == (DDTREE, 15, 63)
     assert said.max_batch == 3
     assert said.incarnation
-    assert said.drafter_status.startswith("absent")
+    assert said.drafter_status.startswith("none")
     assert said.draft_model_id == ""
     load = await stub.GetLoad(verify_pb2.GetLoadRequest())
     assert load.pages_total >= 3 * CONTEXT // 4

@@ -85,11 +85,14 @@ class GraphDecoder(Decoder):
         return inputs
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Runs every program over spare rows, so that no request pays for compilation and capture."""
+    def warm_up(self, *, has_trees: bool) -> None:
+        """Runs every program over spare rows, so that no request pays for compilation and capture; those of trees only
+        where trees may come."""
         batches = [1 << i for i in range(bucket(self.max_batch).bit_length())]
         started = time.perf_counter()
-        shapes = [(b, n) for b in reversed(batches) for n in reversed(NODES) if n <= self.max_nodes]
+        shapes = [
+            (b, n) for b in reversed(batches) for n in reversed(NODES) if n <= (self.max_nodes if has_trees else 1)
+        ]
         for number, (b, n) in enumerate(shapes, start=1):
             log.info("preparing step %d of %d: %d rows of %d nodes", number, len(shapes), b, n)
             program = self.program("step", b, n)
