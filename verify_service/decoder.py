@@ -16,6 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from draftwood.errors import DraftwoodError
 from draftwood.noise import NoiseCache
 from draftwood.tree import DraftTree
 from verify_service.acceptance import Accepted, Finish, accept
@@ -23,7 +24,7 @@ from verify_service.cache.pools import Pools, reset_slot
 from verify_service.drafter import Drafter, Drafts
 from verify_service.draws import NodeDraws, log_probs_of, logits_row
 from verify_service.observer import SequenceStep, StepObserver
-from verify_service.request import Finished, StageTimes, Started, TokenLogProbs, Tokens, Trace
+from verify_service.request import Failed, Finished, StageTimes, Started, TokenLogProbs, Tokens, Trace
 from verify_service.scheduler import PREFILL_CHUNK
 from verify_service.sequence import Sequence
 from verify_service.shadow import chain_of, tree_of, union_of
@@ -40,6 +41,12 @@ class Walk:
     accepted: Accepted
     log_probs: tuple[TokenLogProbs, ...]
     shadow_path: tuple[int, ...] = ()  # nodes of the verified tree
+    error: DraftwoodError | None = None  # what ends the request instead
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the answer does, so that the path is committed."""
+        return self.accepted.finish is None and self.error is None
 
 
 Stages = tuple[float, float, float, float]  # seconds of tree, verify, accept and commit
@@ -94,7 +101,7 @@ class Decoder(ABC):
         if sequence.is_prefilled:
             self._prefill_hidden[sequence.sequence_id] = hidden[-1:].clone()
 
-    def first_token(self, sequence: Sequence) -> Finished | None:
+    def first_token(self, sequence: Sequence) -> Finished | Failed | None:
         """Draws the token after the prompt and sends it; returns the end where the answer ends with it."""
         hidden = self._prefill_hidden.pop(sequence.sequence_id)
         # A tree whose root is the prompt's last token, already committed: the draw's position is base_length.
@@ -108,7 +115,7 @@ class Decoder(ABC):
         sequence.emit(Started(tuple(sequence.prompt_log_probs)))
         return self._deliver(sequence, walk, None)
 
-    def step(self, batch: Seq[Sequence], drafter: Drafter) -> list[tuple[Sequence, Finished]]:
+    def step(self, batch: Seq[Sequence], drafter: Drafter) -> list[tuple[Sequence, Finished | Failed]]:
         """One step for the whole batch; returns the answers that ended, not yet sent."""
         drafts = drafter.draft(batch, self.observer.begin(batch))
         started = time.perf_counter()
@@ -123,7 +130,7 @@ class Decoder(ABC):
             drafter_busy=drafts.busy,
             transport=drafts.transport,
         )
-        finished: list[tuple[Sequence, Finished]] = []
+        finished: list[tuple[Sequence, Finished | Failed]] = []
         steps: list[SequenceStep] = []
         for sequence, tree, walk in zip(batch, trees, walks, strict=True):
             is_drafted, num_accepted = tree.num_nodes > 1, len(walk.accepted.path) - 1
@@ -152,6 +159,14 @@ class Decoder(ABC):
         return union_of(tree, request.tree_budget) if request.shadow_linear else tree.prefix(request.tree_budget)
 
     def _walk(self, sequence: Sequence, tree: DraftTree, logits: Tensor) -> Walk:
+        """The walk along the tree; a sequence that cannot be drawn for does not keep others from theirs."""
+        try:
+            return self._drawn_walk(sequence, tree, logits)
+        except DraftwoodError as error:
+            log.warning("request %s: %s", sequence.request.request_id, error.message)
+            return Walk(tree, Accepted((0,), (), None), (), error=error)
+
+    def _drawn_walk(self, sequence: Sequence, tree: DraftTree, logits: Tensor) -> Walk:
         request = sequence.request
         draws = NodeDraws(sequence, tree, logits, request.stop_token_ids, self.noise)
 
@@ -166,9 +181,11 @@ class Decoder(ABC):
         path = walk(shadow, lambda node: draws(nodes[node])).path
         return Walk(chain, accepted, log_probs, tuple(nodes[node] for node in path))
 
-    def _deliver(self, sequence: Sequence, walk: Walk, trace: Trace | None) -> Finished | None:
+    def _deliver(self, sequence: Sequence, walk: Walk, trace: Trace | None) -> Finished | Failed | None:
         """Sends the tokens; returns the end where the answer ends, to be sent once everything is free."""
         accepted = walk.accepted
+        if walk.error is not None:
+            return Failed(walk.error)
         sequence.answer.extend(accepted.tokens)
         wanted = trace if sequence.request.trace_steps else None
         num_drafted = walk.tree.num_nodes - 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwood.errors import InternalError
 from draftwood.noise import NoiseCache
 from draftwood.sampling import draw
 from draftwood.tree import DraftTree
@@ -15,7 +18,10 @@ from verify_service.sequence import Sequence
 
 
 class NodeDraws:
-    """The draw at a node is a function of its logits, the request's settings and its position alone."""
+    """The draw at a node is a function of its logits, the request's settings and its position alone.
+
+    Raises InternalError where the logits are no distribution.
+    """
 
     def __init__(
         self,
@@ -33,6 +39,11 @@ class NodeDraws:
         sequence, request = self.sequence, self.sequence.request
         row = logits_row(self.logits[node])
         depth = self.tree.depths[node]
+        if not math.isfinite(largest := float(row.max())):  # NaN where any of them is
+            raise InternalError(
+                f"the target's logits are not finite at position {sequence.base_length + depth + 1} of this request "
+                f"(the largest is {largest}): its context overflows the number format, or a weight is damaged"
+            )
         allowed = row
         if len(sequence.answer) + depth < request.min_new_tokens:
             allowed = row.copy()

@@ -214,7 +214,7 @@ class Engine:
         for sequence, end in finished:
             self._finish(sequence, end)
 
-    def _finish(self, sequence: Sequence, end: Finished | None) -> None:
+    def _finish(self, sequence: Sequence, end: Finished | Failed | None) -> None:
         """Frees first and says so afterwards: whoever sees the end sees a service that is free again."""
         if end is not None:
             self._end(sequence)

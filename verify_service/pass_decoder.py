@@ -51,7 +51,7 @@ class PassDecoder(Decoder):
         walks = [self._walk(s, t, logits[i]) for i, (s, t) in enumerate(zip(batch, trees, strict=True))]
         t3 = time.perf_counter()
         for i, (sequence, walk) in enumerate(zip(batch, walks, strict=True)):
-            if walk.accepted.finish is None:
+            if walk.goes_on:
                 self._commit(sequence, i, walk.accepted.path, outputs)
         t4 = time.perf_counter()
         return walks, (t1 - started, t2 - t1, t3 - t2, t4 - t3)

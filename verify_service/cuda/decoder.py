@@ -178,7 +178,7 @@ class GraphDecoder(Decoder):
             accepted = Accepted(accepted.path[:limit], accepted.tokens[:limit], None)
             walk = Walk(walk.tree, accepted, walk.log_probs[:limit], walk.shadow_path)
         result = program.buffers.result.host
-        result["path_length"][row] = 0 if accepted.finish else len(accepted.path)
+        result["path_length"][row] = len(accepted.path) if walk.goes_on else 0
         result["path"][row, : len(accepted.path)] = accepted.path
         return walk
 
