@@ -17,9 +17,10 @@ from tests.verify_service import test_exactness as exactness
 from tests.verify_service.bench import Bench, config_of
 from tests.verify_service.harness import ScriptedDrafter, run_all
 from tests.verify_service.models import save_tiny
+from verify_service.cuda.kernel_set import KernelSet
 from verify_service.cuda.plain import PLAIN
 from verify_service.cuda.rows import RowTable
-from verify_service.engine import Engine
+from verify_service.request import Request
 from verify_service.sequence import Sequence
 from verify_service.service import build
 
@@ -29,25 +30,23 @@ MODES = ("none 0", "tree 63")
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[exactness.Case]:
+    yield from served(request.param, tmp_path_factory.mktemp(request.param), PLAIN)
+
+
+def served(name: str, directory: Path, kernels: KernelSet | None, **changes: Any) -> Iterator[exactness.Case]:
+    """A tiny model of a family over static buffers, and transformers' own answers."""
     torch.set_num_threads(1)
-    directory = tmp_path_factory.mktemp(request.param)
-    model = save_tiny(request.param, directory)
+    model = save_tiny(name, directory)
     answers = {p: exactness.reference_answer(model, p, exactness.NEW_TOKENS) for p in exactness.prompts()}
     none: Any = None
     case = exactness.Case(engine=none, reference=model, script={}, modes=MODES, answers=answers)
-    case.engine = start(directory, case)
+    settings: dict[str, Any] = {"compile": False, "max_batch": 5, "page_size": 4, **changes}
+    config = VerifyConfig(target=str(directory), draft="none", dtype="float32", threads=1, **settings)
+    case.engine = build(config, kernels=kernels).engine
+    case.engine.drafter = ScriptedDrafter(case.propose)  # pyright: ignore[reportAttributeAccessIssue]
+    case.engine.start()
     yield case
     case.engine.stop()
-
-
-def start(directory: Path, case: exactness.Case) -> Engine:
-    config = VerifyConfig(
-        target=str(directory), draft="none", dtype="float32", compile=False, threads=1, max_batch=5, page_size=4
-    )
-    engine = build(config, kernels=PLAIN).engine
-    engine.drafter = ScriptedDrafter(case.propose)  # pyright: ignore[reportAttributeAccessIssue]
-    engine.start()
-    return engine
 
 
 @pytest.mark.parametrize("num_log_probs", [None, 3], ids=["drawn on the device", "drawn by the host"])
@@ -65,9 +64,20 @@ def test_ids_equal_transformers(case: exactness.Case, num_log_probs: int | None)
 
 def test_stop_tokens_and_seeds(case: exactness.Case) -> None:
     """Rows of one batch that are greedy, sampled, penalised, and cut by a stop token, with trees and without."""
+    requests, cut = mixed_requests(case)
+    truth = case.answers[requests[0].prompt][0]
+    case.script["make"] = None
+    plain = [out.tokens for out in run_all(case.engine, requests)]
+    assert plain[0] == truth[:cut]
+    assert all(token >= 100 for token in plain[4][:19])
+    case.script["make"] = exactness.oracle({r.prompt: t for r, t in zip(requests, plain, strict=True)}, "tree 31")
+    assert [out.tokens for out in run_all(case.engine, requests)] == plain
+
+
+def mixed_requests(case: exactness.Case) -> tuple[list[Request], int]:
+    """One that stops, two with filters, and two whose draws are the host's; how long the first one's answer is."""
     prompts = exactness.prompts()
     truth = case.answers[prompts[0]][0]
-    cut = truth.index(truth[9]) + 1
     changes: list[dict[str, Any]] = [
         {"stop_token_ids": frozenset({truth[9]})},
         {"sampling": SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=2**63 + 5)},
@@ -78,12 +88,7 @@ def test_stop_tokens_and_seeds(case: exactness.Case) -> None:
     requests = [
         exactness.make_request(p, num_log_probs=None, **change) for p, change in zip(prompts, changes, strict=True)
     ]
-    case.script["make"] = None
-    plain = [out.tokens for out in run_all(case.engine, requests)]
-    assert plain[0] == truth[:cut]
-    assert all(token >= 100 for token in plain[4][:19])
-    case.script["make"] = exactness.oracle({r.prompt: t for r, t in zip(requests, plain, strict=True)}, "tree 31")
-    assert [out.tokens for out in run_all(case.engine, requests)] == plain
+    return requests, truth.index(truth[9]) + 1
 
 
 def test_a_long_chain_goes_on_in_the_next_step(case: exactness.Case) -> None:

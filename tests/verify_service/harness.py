@@ -68,7 +68,7 @@ def collect(events: queue.SimpleQueue[Event]) -> Answer:
     """Reads events up to the end."""
     answer = Answer()
     while answer.end is None:
-        match events.get(timeout=60):
+        match events.get(timeout=300):  # compilers may come first
             case Started(prompt_log_probs):
                 answer.prompt_log_probs = prompt_log_probs
             case Tokens(token_ids, log_probs, trace):
