@@ -89,6 +89,12 @@ def check_request(request: Request, limits: Limits) -> None:
             raise InvalidRequestError(
                 f"stop_token_ids holds {token}, not in [0, {limits.vocab_size})", field="stop_token_ids"
             )
+    if request.min_new_tokens and len(request.stop_token_ids) == limits.vocab_size:
+        raise InvalidRequestError(
+            f"min_new_tokens is {request.min_new_tokens}, but every token of the vocabulary is a stop token: none is left "
+            "to begin with",
+            field="min_new_tokens",
+        )
 
 
 def check_prompt_length(length: int, limits: Limits) -> None:

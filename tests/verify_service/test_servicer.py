@@ -166,6 +166,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "id is -1 unsigned": ({"prompt_token_ids": [2**32 - 1]}, "prompt_token_ids"),
     "no new tokens": ({"max_new_tokens": 0}, "max_new_tokens"),
     "min over max": ({"min_new_tokens": 25}, "min_new_tokens"),
+    "min without a token left": ({"min_new_tokens": 1, "stop_token_ids": range(VOCAB)}, "min_new_tokens"),
     "budget 0": ({"tree_budget": 0}, "tree_budget"),
     "budget over the limit": ({"tree_budget": 64}, "tree_budget"),
     "width 0": ({"width_cap": 0}, "width_cap"),
