@@ -18,6 +18,7 @@ from draftwood.address import join
 from draftwood.bearer import Guard, SyncToken, aio_interceptors
 from draftwood.certificates import read_certificates, read_key
 from draftwood.config import ModelConfig, PeerConfig
+from draftwood.decoding import DecodingCheck
 from draftwood.rpc import CLIENT_OPTIONS, SERVER_OPTIONS
 from draftwood.tokens import header, read_tokens
 
@@ -49,7 +50,8 @@ class Security:
 
     def server(self) -> grpc.aio.Server:
         """A server with the project's options that asks each call for the token, where there is one."""
-        return grpc.aio.server(interceptors=[Guard(self.tokens)] if self.tokens else None, options=SERVER_OPTIONS)
+        guards = [Guard(self.tokens)] if self.tokens else []
+        return grpc.aio.server(interceptors=[*guards, DecodingCheck()], options=SERVER_OPTIONS)
 
     def listen(self, server: grpc.aio.Server, host: str, port: int) -> int:
         """Opens the server's port, with TLS where there is a certificate; the port. Warns where others may reach it.

@@ -91,8 +91,7 @@ def check_request(request: Request, limits: Limits) -> None:
             )
     if request.min_new_tokens and len(request.stop_token_ids) == limits.vocab_size:
         raise InvalidRequestError(
-            f"min_new_tokens is {request.min_new_tokens}, but every token of the vocabulary is a stop token: none is left "
-            "to begin with",
+            f"min_new_tokens is {request.min_new_tokens}, but every token is a stop token, so that none is left for it",
             field="min_new_tokens",
         )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,7 +16,6 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
-    start_http_server,
 )
 from prometheus_client import Metric as Family
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -25,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from draftwood import __version__
 from draftwood.errors import ConfigError
+from draftwood.telemetry.endpoint import Endpoint
 from draftwood.telemetry.metrics import BUILD_INFO, Metric, ServiceName
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class Instruments:
         self.service = service
         self._registry = CollectorRegistry()
         self._readings: dict[Metric, Reading] = {}
-        self._server: WSGIServer | None = None
+        self._endpoint: Endpoint | None = None
         name = BUILD_INFO.removesuffix("_info")
         Info(name, "Which service and version this is.", registry=self._registry).info(
             {"service": service, "version": __version__}
@@ -67,7 +66,7 @@ class Instruments:
     def serve(self, host: str, port: int) -> None:
         """Answers GET /metrics on threads of its own. Raises ConfigError where the port cannot be listened on."""
         try:
-            self._server, _ = start_http_server(port, host, self._registry)
+            self._endpoint = Endpoint(self._registry, host, port)
         except OSError as error:
             raise ConfigError(
                 f"--metrics-port {port}: cannot listen on {host}:{port} ({error.strerror or error})",
@@ -77,9 +76,8 @@ class Instruments:
 
     def close(self) -> None:
         """Stops answering."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+        if self._endpoint is not None:
+            self._endpoint.close()
 
 
 class _Readings(Collector):

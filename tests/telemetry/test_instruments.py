@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from draftwood.errors import ConfigError
-from draftwood.telemetry import metrics
+from draftwood.telemetry import endpoint, metrics
 from draftwood.telemetry.instruments import Instruments
 from draftwood.telemetry.metrics import METRICS, SERVICES
 from tests.system.processes import free_port
@@ -67,3 +69,30 @@ def test_a_port_that_is_taken_is_named() -> None:
         with pytest.raises(ConfigError, match=f"--metrics-port {port}: cannot listen on 127.0.0.1:{port}") as caught:
             Instruments("gateway").serve("127.0.0.1", port)
     assert caught.value.field == "metrics_port"
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    instruments, port = Instruments("draft"), free_port()
+    instruments.serve("127.0.0.1", port)
+    yield port
+    instruments.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics/", "/metric", "/favicon.ico", "/health"])
+def test_other_paths_are_not_found(port: int, path: str) -> None:
+    response = httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False)
+    assert response.status_code == 404
+    assert "/metrics" in response.text
+    assert httpx.get(f"http://127.0.0.1:{port}/metrics?name[]=x", trust_env=False).status_code == 200
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"])
+def test_a_connection_that_asks_nothing_is_closed(
+    port: int, begun: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(endpoint.QuietHandler, "timeout", 0.05)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as half_open:
+        half_open.sendall(begun)
+        assert half_open.recv(1) == b""
+    assert "Traceback" not in capfd.readouterr().err
