@@ -22,7 +22,7 @@ class Verify(verify_pb2_grpc.VerifyServiceServicer):
     async def GetLoad(self, request: Any, context: Any) -> Any:
         return verify_pb2.GetLoadResponse(steps=7)
 
-    async def Generate(self, request: Any, context: Any) -> None:
+    async def Generate(self, request: Any, context: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         await context.write(verify_pb2.GenerateResponse())
 
 
@@ -32,7 +32,9 @@ class Draft(draft_pb2_grpc.DraftServiceServicer):
     def __init__(self) -> None:
         self.seen = 0
 
-    async def Draft(self, request_iterator: AsyncIterator[Any], context: Any) -> None:
+    async def Draft(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request_iterator: AsyncIterator[Any], context: Any
+    ) -> None:
         async with errors_to_status(context):
             async for request in request_iterator:
                 self.seen += 1
@@ -48,8 +50,8 @@ class Draft(draft_pb2_grpc.DraftServiceServicer):
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
     server = OPEN.server()
-    verify_pb2_grpc.add_VerifyServiceServicer_to_server(Verify(), server)
-    draft_pb2_grpc.add_DraftServiceServicer_to_server(Draft(), server)
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(Verify(), server)  # pyright: ignore[reportAbstractUsage]
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(Draft(), server)  # pyright: ignore[reportAbstractUsage]
     port = OPEN.listen(server, "127.0.0.1", 0)
     await server.start()
     async with OPEN.channel(f"127.0.0.1:{port}") as channel:
