@@ -35,7 +35,8 @@ class DecodingCheck(grpc.aio.ServerInterceptor):
             "_stream" if handler.response_streaming else "_unary"
         )
         method = getattr(handler, kind)
-        if not inspect.iscoroutinefunction(method):  # health and reflection have some
+        # Methods of health and reflection may be generators, and one without a decoder takes bytes.
+        if handler.request_deserializer is None or not inspect.iscoroutinefunction(method):
             return handler
         error = InvalidRequestError(f"a message of {handler_call_details.method} cannot be decoded")
         checked = _checked_many(method) if handler.request_streaming else _checked_one(method)
