@@ -19,6 +19,7 @@ from draftwood.tree import MAX_TREE_BUDGET, MAX_WIDTH
 ALGORITHMS = ("none", "dflash", "ddtree")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+MAX_DRAFT_TIMEOUT_MS = 30_000  # half of what the health check gives a turn of the device loop, which waits for drafts
 EMBEDDED = "embedded"
 RANDOM_HELP = (
     "Whether the models' weights are drawn at random, for which their config.json is enough: to measure a shape before "
@@ -255,7 +256,7 @@ class VerifyConfig(ModelConfig):
         self.check_range("tree_width_cap", 1, MAX_WIDTH)
         self.check_range("max_queue", 0, 1 << 20)
         self.check_range("prefill_tokens", 1, 1 << 20)
-        self.check_range("draft_timeout_ms", 1, 600_000)
+        self.check_range("draft_timeout_ms", 1, MAX_DRAFT_TIMEOUT_MS)
         self.check_range("cache_tokens", 0, 1 << 31)
         self.check_range("drain_timeout_s", 0, 86_400)
         if 0 < self.cache_tokens < self.max_context:

@@ -28,7 +28,7 @@ from verify_service.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 60.0  # a loop whose turn takes longer than this, which is longer than any step, does not turn
+PATIENCE_S = 60.0  # a loop whose turn takes longer, which no step with its draft does, does not turn
 
 RETRY_AFTER_STOP_S = 1.0
 

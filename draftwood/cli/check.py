@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from draftwood.cli.console import out
-from draftwood.cli.options import build, settings
+from draftwood.cli.options import FiniteRange, build, settings
 from draftwood.config import DraftConfig, GatewayConfig, PeerConfig, VerifyConfig
 
 PLAIN = PeerConfig()
@@ -21,7 +21,14 @@ PLAIN = PeerConfig()
     default="",
     help="gRPC service name to ask about, such as draftwood.v1.VerifyService; empty asks about the whole server.",
 )
-@click.option("--timeout", "timeout_s", default=5.0, show_default=True, help="Seconds to wait for an answer.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=FiniteRange(0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="Seconds to wait for an answer.",
+)
 @settings(PeerConfig)
 def check(address: str | None, service: str, timeout_s: float, **values: Any) -> None:
     """Say whether services are healthy.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from click.testing import CliRunner
 from draftwood.cli import main
 from draftwood.cli.environment import service_environment
 from draftwood.cli.options import build, int_list, settings
-from draftwood.config import Config, DraftConfig, GatewayConfig, VerifyConfig
+from draftwood.config import Config, DraftConfig, GatewayConfig, VerifyConfig, flag
+from draftwood.errors import ConfigError
 
 
 @pytest.mark.parametrize("config", [DraftConfig, VerifyConfig, GatewayConfig])
@@ -50,6 +52,7 @@ def test_values_come_through_as_the_service_parses_them() -> None:
     ("args", "message"),
     [
         (["verify", "--tree-budget", "64"], "error: --tree-budget is 64, not in [0, 63]"),
+        (["verify", "--draft-timeout-ms", "30001"], "error: --draft-timeout-ms is 30001, not in [1, 30000]"),
         (["draft", "--port", "70000"], "error: --port is 70000, not in [0, 65535]"),
         (["gateway", "--keepalive-s", "-1"], "error: --keepalive-s is -1.0, not in [0, 3600]"),
         (["verify", "--dtype", "int4"], "'int4' is not one of 'auto', 'float32', 'bfloat16', 'float16'"),
@@ -59,6 +62,16 @@ def test_values_come_through_as_the_service_parses_them() -> None:
         (["bench", "decode", "--top-p", "0"], "error: top_p is 0.0, not in (0.0, 1.0]"),
         (["chat", "x", "--max-tokens", "0"], "Invalid value for '--max-tokens': 0 is not in the range x>=1"),
         (["chat", " "], "the question is empty"),
+        (["chat", "x", "--temperature", "nan"], "Invalid value for '--temperature': nan is not a finite number"),
+        (["chat", "x", "--temperature", "-1"], "-1.0 is not in the range x>=0"),
+        (["check", "--timeout", "nan"], "Invalid value for '--timeout': nan is not a finite number"),
+        (["check", "--timeout", "inf"], "Invalid value for '--timeout': inf is not a finite number"),
+        (["check", "--timeout", "0"], "0.0 is not in the range x>0"),
+        (["bench", "decode", "--temperature", "nan"], "error: temperature is nan, not in [0.0, 100.0]"),
+        (
+            ["bench", "project", __file__, "--draft-ms", "inf"],
+            "Invalid value for '--draft-ms': inf is not a finite number",
+        ),
         (["info", "--target", "./nowhere"], "error: --target ./nowhere: no such directory"),
     ],
 )
@@ -66,6 +79,17 @@ def test_bad_settings_are_named(args: list[str], message: str) -> None:
     result = CliRunner().invoke(main, args)
     assert result.exit_code == 2
     assert message in result.output
+
+
+@pytest.mark.parametrize("config", [DraftConfig, VerifyConfig, GatewayConfig])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_settings_in_seconds_and_parts_are_finite(config: type[Config], value: float) -> None:
+    names = [spec.name for spec in dataclasses.fields(config) if isinstance(spec.default, float)]
+    assert names
+    for name in names:
+        with pytest.raises(ConfigError, match=f"{flag(name)} is {value}") as caught:
+            config(**{name: value})
+        assert caught.value.field == name
 
 
 def test_int_list() -> None:

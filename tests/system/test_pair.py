@@ -71,7 +71,7 @@ class Reply:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder: Path = tmp_path_factory.mktemp("pair")
     draft_port = free_port()
-    args = ["--port", "0", "--drafter", f"127.0.0.1:{draft_port}", "--draft-timeout-ms", "60000"]
+    args = ["--port", "0", "--drafter", f"127.0.0.1:{draft_port}", "--draft-timeout-ms", "30000"]
     verify = Process("verify_service", args, folder / "verify.log")
     pair = Pair(verify, None, draft_port, folder)
     try:

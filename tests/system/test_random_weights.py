@@ -124,7 +124,7 @@ def test_a_pair_without_weights_is_served(tmp_path: Path) -> None:
     drafter = Process("draft_service", models, tmp_path / "draft.log")
     verifier = None
     try:
-        args = [*models, "--drafter", drafter.until_ready().address, "--draft-timeout-ms", "60000"]
+        args = [*models, "--drafter", drafter.until_ready().address, "--draft-timeout-ms", "30000"]
         verifier = Process("verify_service", args, tmp_path / "verify.log").until_ready()
         with grpc.insecure_channel(verifier.address) as channel:
             stub: Any = verify_pb2_grpc.VerifyServiceStub(channel)

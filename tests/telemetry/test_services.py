@@ -91,7 +91,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
     try:
         draft = start("draft_service", "draft")
-        verify = start("verify_service", "verify", "--drafter", draft.address, "--draft-timeout-ms", "60000")
+        verify = start("verify_service", "verify", "--drafter", draft.address, "--draft-timeout-ms", "30000")
         gateway = start("gateway", "gateway", "--verify", verify.address)
         while value(scrape(ports["verify"]), "draftwood_drafter_state", state="ready") != 1:
             pass  # the test's own timeout ends what never comes

@@ -12,9 +12,11 @@ from statistics import median
 
 import pytest
 
+from draftwood.config import MAX_DRAFT_TIMEOUT_MS
 from draftwood.errors import DeadlineError, UnavailableError
 from tests.verify_service.draft_rig import PATIENCE_S, until
 from tests.verify_service.fake_decoder import Loop
+from verify_service.engine import PATIENCE_S as HEALTH_PATIENCE_S
 from verify_service.prefill_quota import MAX_PAUSE
 from verify_service.request import Failed, Finished
 from verify_service.scheduler import PREFILL_CHUNK
@@ -269,3 +271,14 @@ def test_a_long_prefill_is_no_standstill(make_loop: MakeLoop) -> None:
     loop.start()
     loop.collect("long")
     assert seen == [True] * 100
+
+
+def test_a_step_that_waits_for_its_draft_is_no_stuck_loop(make_loop: MakeLoop) -> None:
+    """As long as --draft-timeout-ms lets it, and as long again for its other stages."""
+    loop, turning = make_loop(step_s=2 * MAX_DRAFT_TIMEOUT_MS / 1e3 - 1.0), list[bool]()
+    loop.submit("answer", new_tokens=3)
+    for number in (1, 2):
+        loop.on_pass(number, lambda: turning.append(loop.engine.is_turning(HEALTH_PATIENCE_S)))
+    loop.start()
+    assert isinstance(loop.collect("answer").end, Finished)
+    assert turning == [True, True]

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from draftwood.cli.bench.projection import SHIPPED_PROFILE, AcceptanceProfile, Projected, StepTimes, project
 from draftwood.cli.console import out
-from draftwood.cli.options import int_list
+from draftwood.cli.options import FiniteRange, int_list
 
 LABEL = "Projection, not a measurement"
 
@@ -30,8 +30,8 @@ LABEL = "Projection, not a measurement"
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="What benchmarks/draft.py wrote about the drafter: its pass by batch.",
 )
-@click.option("--draft-ms", type=click.FloatRange(0), help="A draft pass with its tree, in place of what was measured.")
-@click.option("--transport-ms", type=click.FloatRange(0), help="To the drafter and back; 0 where nothing says.")
+@click.option("--draft-ms", type=FiniteRange(0), help="A draft pass with its tree, in place of what was measured.")
+@click.option("--transport-ms", type=FiniteRange(0), help="To the drafter and back; 0 where nothing says.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     steps: Path,
