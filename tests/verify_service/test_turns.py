@@ -275,7 +275,7 @@ def test_a_long_prefill_is_no_standstill(make_loop: MakeLoop) -> None:
 
 def test_a_step_that_waits_for_its_draft_is_no_stuck_loop(make_loop: MakeLoop) -> None:
     """As long as --draft-timeout-ms lets it, and as long again for its other stages."""
-    loop, turning = make_loop(step_s=2 * MAX_DRAFT_TIMEOUT_MS / 1e3 - 1.0), list[bool]()
+    loop, turning = make_loop(step_s=2 * MAX_DRAFT_TIMEOUT_MS / 1e3 - 2.0), list[bool]()
     loop.submit("answer", new_tokens=3)
     for number in (1, 2):
         loop.on_pass(number, lambda: turning.append(loop.engine.is_turning(HEALTH_PATIENCE_S)))
