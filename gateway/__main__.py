@@ -1,42 +1,13 @@
-"""`python -m gateway`: reads the flags and serves until SIGTERM or SIGINT."""
+"""`python -m gateway`: reads the flags and serves until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
 import sys
 
-import uvloop
-
-from draftwood.config import GatewayConfig
-from draftwood.errors import DraftwoodError
-from draftwood.garbage import freeze_startup
-from gateway.served_model import ServedModel
-from gateway.server import Server
-
-
-def main(args: list[str]) -> int:
-    """Returns the exit status."""
-    config = GatewayConfig.from_args(args, "python -m gateway")
-    try:
-        server = Server.bind(config, ServedModel.load(config))
-    except DraftwoodError as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        return 2
-
-    uvloop.run(serve(server))
-    return 0
-
-
-async def serve(server: Server) -> None:
-    """Serves until a signal; says on standard output when requests are accepted."""
-
-    def on_ready() -> None:
-        freeze_startup()
-        sys.stdout.write(f"gateway ready on {server.address}/v1 (model {server.model_name})\n")
-        sys.stdout.flush()
-
-    server.stop_on_signals()
-    await server.serve_until_stopped(on_ready)
-
+from draftwood.interrupt import end_on_interrupt
 
 if __name__ == "__main__":
+    end_on_interrupt("gateway")
+    from gateway.serving import main  # takes seconds
+
     sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,7 @@ from draftwood import device
 from draftwood.config import VerifyConfig
 from draftwood.errors import ConfigError
 from tests.verify_service.models import save_tiny
-from verify_service import __main__ as service
+from verify_service import serving as service
 from verify_service.cuda.decoder import GraphDecoder
 from verify_service.cuda.memory import step_size
 from verify_service.cuda.plain import PLAIN

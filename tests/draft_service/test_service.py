@@ -270,7 +270,7 @@ async def test_process() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_settings(args: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from draft_service.__main__ import main
+    from draft_service.serving import main
 
     assert main([*args, "--port", "0"]) == 2
     output = capsys.readouterr()
