@@ -36,6 +36,12 @@ def read_certificates(path: str, flag: str) -> bytes:
     return pem
 
 
+def is_self_signed(pem: bytes) -> bool:
+    """Whether the first certificate names itself as its authority."""
+    certificate = x509.load_pem_x509_certificates(pem)[0]
+    return certificate.issuer == certificate.subject
+
+
 def read_key(path: str, flag: str, chain: bytes, chain_path: str) -> bytes:
     """PEM of the private key of a chain's first certificate. Raises ConfigError where it belongs to another one."""
     pem = read_file(path, flag)

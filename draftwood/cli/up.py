@@ -12,6 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from draftwood.cli.console import err, out
 from draftwood.cli.drafter import require_drafter
+from draftwood.cli.example import first_question
 from draftwood.cli.launch import MODEL_FIELDS, draft_threads, stack_config
 from draftwood.cli.options import settings
 from draftwood.cli.process import ServiceDiedError
@@ -117,7 +118,8 @@ async def _serve(stack: Stack, progress: Progress) -> ServiceDiedError:
         if stack.config.draft is not None:
             await require_drafter(stack.verify_address, Security.load(stack.config.verify))
     if stack.config.gateway is not None:
-        out.print(_example(stack.url), markup=False, soft_wrap=True)
+        example = first_question(stack.config.gateway, stack.url)
+        out.print(f"\n{example}\nCtrl-C stops everything.", markup=False, soft_wrap=True)
     return await stack.supervise()
 
 
@@ -165,14 +167,3 @@ class _Announcer:
 
 def _echo(name: str, line: str) -> None:
     err.print(f"[dim]{name} |[/dim] {escape(line)}", soft_wrap=True)
-
-
-def _example(url: str) -> str:
-    """What to try first."""
-    rest = '"max_tokens": 64, "temperature": 0, "stream": true'
-    body = f'{{"messages": [{{"role": "user", "content": "Why is sleep important?"}}], {rest}}}'
-    return (
-        f"\nTry:  curl -N {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'\n"
-        f'or:   draftwood chat --url {url} "Why is sleep important?"\n'
-        "Ctrl-C stops everything."
-    )
