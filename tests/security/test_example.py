@@ -80,7 +80,7 @@ async def ask(arguments: list[str]) -> int:
 
 @pytest.mark.parametrize("kind", ["plain", "key", "authority", "self-signed", "all"])
 async def test_its_lines_are_answered(authority: Authority, model: ServedModel, tmp_path: Path, kind: str) -> None:
-    files: dict[str, str] = {}
+    files: dict[str, Any] = {}
     if kind == "self-signed":
         files |= self_signed(tmp_path)
     if kind in ("authority", "all"):
