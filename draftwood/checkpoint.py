@@ -30,18 +30,37 @@ def resolve(name: str, *, setting: str) -> Path:
         return path
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ConfigError(f"--{setting} {name}: no such directory, and not a hub id (owner/name)", field=setting)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    import huggingface_hub
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # its own, its transport's, the disk's
         raise ConfigError(
-            f"--{setting} {name}: not a local directory, and the hub cannot deliver it ({type(error).__name__}). "
-            f"Give a local directory, or leave the flag out to use the embedded model.",
+            f"--{setting} {name}: no such directory; {_hub_trouble(error)}. "
+            "Give a local directory, or leave the flag out for the embedded model",
             field=setting,
         ) from error
+
+
+def _hub_trouble(error: Exception) -> str:
+    """What was tried, and how it ended."""
+    from huggingface_hub import constants, errors
+
+    hub = constants.ENDPOINT
+    match error:
+        case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled():
+            why = "HF_HUB_OFFLINE forbids to ask the hub" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
+            return f"it is not in the cache {constants.HF_HUB_CACHE}, and {why}"
+        case errors.HFValidationError():
+            return "and it is no hub id (owner/name)"
+        case errors.GatedRepoError():
+            return f"{hub} gives it only to those whose HF_TOKEN was granted access"
+        case errors.RepositoryNotFoundError():
+            return f"{hub} has no model of this name for you (HF_TOKEN)"
+        case _:
+            first = (str(error) or type(error).__name__).splitlines()[0]
+            return f"{hub} does not deliver it: {first.rstrip('.')}"
 
 
 def model_id(name: str, directory: Path) -> str:
