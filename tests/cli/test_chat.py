@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +139,23 @@ async def test_the_demo_compares_both_ways_in_turn(console: Console) -> None:
     assert "30 of 70 (43%)" in text
     assert "texts are identical" in text
     assert "2.00 times as fast" in text
+
+
+async def test_the_demos_ratio_is_that_of_its_columns(console: Console) -> None:
+    async with fake_gateway() as (url, _), RestClient(url) as client:
+        answers = (await compare(client, Question(text="Why?"), repeats=3)).drafted
+
+    def taking(*decode_ms: float) -> list[Answer]:
+        pairs = zip(answers, decode_ms, strict=True)
+        return [replace(answer, figures=replace(answer.figures, decode_ms=ms)) for answer, ms in pairs]
+
+    comparison = Comparison(taking(100.0, 200.0, 400.0), taking(900.0, 300.0, 400.0))
+    assert report(comparison, "float32") == 0
+    text = console.export_text()
+    (columns,) = re.findall(r"tokens/s\D+([\d.]+)\D+([\d.]+)", text)
+    (said,) = re.findall(r"comes ([\d.]+) times as fast", text)
+    assert float(said) == pytest.approx(float(columns[0]) / float(columns[1]), abs=0.01)
+    assert said == "2.00"
 
 
 async def test_the_demo_fails_where_texts_differ(console: Console) -> None:

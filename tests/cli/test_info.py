@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -30,6 +32,20 @@ def test_facts_for_people_and_programs() -> None:
     assert facts["draft model"]["block size"] == 16
     assert facts["draft model"]["taps"] == [1, 4, 6]
     assert facts["defaults: verify"]["--algorithm"] == "ddtree"
+
+
+OPERATE = Path(__file__).parents[2] / "docs" / "operate.md"
+EXAMPLES = re.findall(r"^draftwood (?:info|up) (--target .*)$", OPERATE.read_text().replace("\\\n", ""), re.MULTILINE)
+
+
+@pytest.mark.parametrize("flags", EXAMPLES)
+def test_examples_of_shapes_are_of_shapes_that_are_there(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(OPERATE.parents[1])
+    facts = json.loads(
+        CliRunner().invoke(main, ["info", *flags.replace("--random-weights", "").split(), "--json"]).output
+    )
+    assert facts["target model"]["layers"] == 36
+    assert len(EXAMPLES) == 2
 
 
 def test_without_a_draft_model() -> None:
