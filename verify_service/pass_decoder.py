@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence as Seq
 
 import torch
+from torch import Tensor
 
 from draftwood.tree import DraftTree
 from verify_service.cache.pages import SCRATCH_SLOT
@@ -31,10 +32,10 @@ class PassDecoder(Decoder):
         batch = [sequence for sequence, _ in parts]
         rows = [self._prompt_row(sequence, length) for sequence, length in parts]
         outputs = self.model.run(derive(rows, taps=self.model.spec.taps, scratch_slot=SCRATCH_SLOT), self.pools)
-        for i, (sequence, row) in enumerate(zip(batch, rows, strict=True)):
-            num_tokens = row.tree.num_nodes
-            self._commit(sequence, i, tuple(range(num_tokens)), outputs)
-            self._prefilled(sequence, outputs.hidden[i, :num_tokens])
+        paths = [range(row.tree.num_nodes) for row in rows]
+        self._commit(list(zip(range(len(batch)), batch, paths, strict=True)), outputs)
+        for i, (sequence, path) in enumerate(zip(batch, paths, strict=True)):
+            self._prefilled(sequence, outputs.hidden[i, : len(path)])
 
     def _prompt_row(self, sequence: Sequence, length: int) -> StepRow:
         base = sequence.base_length
@@ -50,20 +51,26 @@ class PassDecoder(Decoder):
         t2 = time.perf_counter()
         walks = [self._walk(s, t, logits[i]) for i, (s, t) in enumerate(zip(batch, trees, strict=True))]
         t3 = time.perf_counter()
-        for i, (sequence, walk) in enumerate(zip(batch, walks, strict=True)):
-            if walk.goes_on:
-                self._commit(sequence, i, walk.accepted.path, outputs)
+        parts = ((i, s, w) for i, (s, w) in enumerate(zip(batch, walks, strict=True)))
+        self._commit([(i, s, w.accepted.path) for i, s, w in parts if w.goes_on], outputs)
         t4 = time.perf_counter()
         return walks, (t1 - started, t2 - t1, t3 - t2, t4 - t3)
 
-    def _commit(self, sequence: Sequence, row: int, path: tuple[int, ...], outputs: PassOutputs) -> None:
-        features = None
+    def _commit(self, parts: Seq[tuple[int, Sequence, Seq[int]]], outputs: PassOutputs) -> None:
+        """Commits each sequence's path in its row of the pass."""
+        features = self._features(parts, outputs)
+        for row, sequence, path in parts:
+            base = sequence.base_length
+            slots = sequence.slots[base : base + len(path)]
+            self.committer.commit(outputs.stash, row, path, slots, sequence.state_slot, features.get(row))
+
+    def _features(self, parts: Seq[tuple[int, Sequence, Seq[int]]], outputs: PassOutputs) -> dict[int, Tensor]:
+        """The paths' projected rows [P, F], by the row of the pass: one product for all of them."""
         # A request without drafts needs no rows; all others have them, drafter or no drafter, for the one to come.
-        if self.projector is not None and outputs.taps is not None and sequence.request.algorithm != "none":
-            taps = outputs.taps[row]
-            if len(path) != taps.shape[0]:
-                taps = taps.index_select(0, torch.tensor(path))
-            features = self.projector.project(taps)
-        base = sequence.base_length
-        slots = sequence.slots[base : base + len(path)]
-        self.committer.commit(outputs.stash, row, path, slots, sequence.state_slot, features)
+        paths = {row: path for row, sequence, path in parts if sequence.request.algorithm != "none"}
+        taps = outputs.taps
+        if self.projector is None or taps is None or not paths:
+            return {}
+        picked = torch.cat([taps[row].index_select(0, torch.tensor(path)) for row, path in paths.items()])
+        projected = self.projector.project(picked).split([len(path) for path in paths.values()])
+        return dict(zip(paths, projected, strict=True))

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from draftwood.tree import DraftTree
 
-PREFIX_MULTIPLE = 16
+# Each number of rows costs code for its products (about 170 KB a product, made in 2 ms), each shape temporaries of
+# sizes of its own: few of them keep memory in bounds.
+NODE_MULTIPLE, LARGE_NODE_MULTIPLE = 4, 16
+PREFIX_MULTIPLE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,12 @@ class StepRow:
 
 def derive(rows: Sequence[StepRow], *, taps: int, scratch_slot: int, num_nodes: int | None = None) -> StepInputs:
     """Builds the inputs of a pass; `num_nodes` pads N beyond the largest tree, and several lone roots are padded to two
-    nodes: the graph of several trees serves them, too (docs/decisions/0007)."""
+    nodes: the graph of several trees serves them, too (docs/decisions/0007). Beyond 2, N is a multiple of 4,
+    beyond 16 of 16."""
     b = len(rows)
     n = max(max(row.tree.num_nodes for row in rows), num_nodes or 0, 2 if b > 1 else 1)
-    longest = max(row.base_length for row in rows)
-    length = max(-(-longest // PREFIX_MULTIPLE), 1) * PREFIX_MULTIPLE
+    n = n if n <= 2 else _rounded(n, NODE_MULTIPLE if n <= LARGE_NODE_MULTIPLE else LARGE_NODE_MULTIPLE)
+    length = _rounded(max(1, *(row.base_length for row in rows)), PREFIX_MULTIPLE)
     input_ids = np.zeros((b, n), np.int64)
     positions = np.zeros((b, n), np.int64)
     prefix_slots = np.full((b, length), scratch_slot, np.int64)
@@ -72,6 +76,10 @@ def derive(rows: Sequence[StepRow], *, taps: int, scratch_slot: int, num_nodes: 
         conv_index=torch.from_numpy(conv_index),
         state_slots=torch.from_numpy(state_slots),
     )
+
+
+def _rounded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def fill_paths(

@@ -23,6 +23,11 @@ def service_environment(module: str = "", base: Mapping[str, str] = os.environ) 
         # region unless told otherwise: each slows the other, and both the threads that move messages. Shorter spins
         # give a tree step 4 % (two cores, float32).
         defaults["GOMP_SPINCOUNT"] = "2000"
+        # Passes of many shapes make temporaries of many sizes. One heap that is never given back reaches its size in
+        # the warm-up and keeps it; by default each thread has its own, and large pieces come and go with their pages.
+        defaults["MALLOC_ARENA_MAX"] = "1"
+        defaults["MALLOC_MMAP_THRESHOLD_"] = str(32 << 20)
+        defaults["MALLOC_TRIM_THRESHOLD_"] = str(1 << 30)
     environment = defaults | dict(base)
     checkout = Path(draftwood.__file__).parent.parent
     if (checkout / "pyproject.toml").is_file():  # services run from a checkout that need not be installed
