@@ -39,7 +39,7 @@ def random_parents(rng: random.Random, nodes: int, depth: int = 15) -> list[int]
     """Parents as drafts have them: long paths with siblings, at most `depth` deep."""
     parents, depths = [-1], [0]
     while len(parents) < nodes:
-        parent = len(parents) - 1 if rng.random() < 0.4 else rng.randrange(max(0, len(parents) - 16), len(parents))
+        parent = len(parents) - 1 if rng.random() < 0.4 else rng.randrange(len(parents))
         if depths[parent] < depth:
             parents.append(parent)
             depths.append(depths[parent] + 1)

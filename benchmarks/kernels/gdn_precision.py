@@ -86,7 +86,7 @@ def trees_of(sizes: tuple[int, ...], depth: int = 15) -> dict[str, list[int]]:
     for n in sizes:
         rng, parents, depths = random.Random(n), [-1], [0]
         while len(parents) < n:
-            parent = len(parents) - 1 if rng.random() < 0.4 else rng.randrange(max(0, len(parents) - 16), len(parents))
+            parent = len(parents) - 1 if rng.random() < 0.4 else rng.randrange(len(parents))
             if depths[parent] < depth:
                 parents.append(parent)
                 depths.append(depths[parent] + 1)

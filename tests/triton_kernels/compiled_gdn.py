@@ -27,9 +27,16 @@ CONV_GATE = pointers(
     fp32_="low high",
 )
 GDN_MATRICES = pointers(
-    bf16="conv matrices", fp32="norms g beta factors scratch", i64="ancestors", i32_="N", fp32_="scale"
+    bf16="conv matrices next_weight",
+    fp32="norms g beta factors scratch",
+    i64="ancestors",
+    i32_="N rows chunks share",
+    fp32_="scale",
 )
-GDN_VERIFY = pointers(bf16="conv matrices out", fp32="factors carried states", i32="slots", i32_="N")
+GDN_VERIFY = pointers(
+    bf16="conv matrices out gate weight", fp32="factors carried states", i32="slots", i32_="gate_batch gate_row N",
+    fp32_="eps",
+)  # fmt: skip
 GDN_ROOT = pointers(
     bf16="conv out gate weight", fp32="norms g beta states", i32="slots", i32_="gate_batch", fp32_="eps scale"
 )
@@ -55,7 +62,7 @@ def _entries() -> tuple[Entry, ...]:
             f"gdn_matrices-{block}x{blocks}",
             module,
             GDN_MATRICES,
-            GDN | {"BT": block, "BLOCKS": blocks},
+            GDN | {"BT": block, "BLOCKS": blocks, "AHEAD": True},
             stack_limit={120: 512},
             architectures=(90, 120) if blocks == 1 else (90,),
         )
@@ -64,14 +71,15 @@ def _entries() -> tuple[Entry, ...]:
     module = f"{KERNELS}.gdn_verify:gdn_verify_kernel"
     verifies = tuple(
         Entry(
-            f"gdn_verify-{block}x{blocks}",
+            f"gdn_verify-{block}x{blocks}{'-norm' if norm else ''}",
             module,
             GDN_VERIFY,
-            verify | {"BT": block, "BLOCKS": blocks, "BV": 64},
-            stack_limit={90: 64, 120: 64},
+            verify | {"BT": block, "BLOCKS": blocks, "BV": 128 if norm else 64, "NORM": norm},
+            num_warps=8 if norm else 4,
+            stack_limit={90: 0 if norm else 64, 120: 160 if norm else 64},
             architectures=(90, 120) if blocks == 1 else (90,),
         )
-        for block, blocks in ((64, 1), (64, 4))
+        for block, blocks, norm in ((64, 1, False), (64, 4, False), (16, 1, True), (64, 1, True))
     )
     return (
         Entry("conv_gate", f"{KERNELS}.conv_gate:conv_gate_kernel", CONV_GATE, conv),

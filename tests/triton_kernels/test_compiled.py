@@ -17,12 +17,13 @@ from tests.triton_kernels.compiled_attention import ATTENTION
 from tests.triton_kernels.compiled_drafting import DRAFTING
 from tests.triton_kernels.compiled_gdn import GDN_LAYERS
 from tests.triton_kernels.compiled_kernels import SHARED_LIMIT, Entry
+from tests.triton_kernels.compiled_layers import LAYERS
 from tests.triton_kernels.compiled_mamba2 import MAMBA2
 from tests.triton_kernels.compiled_rotation import ROTATION
 from tests.triton_kernels.compiled_sampling import SAMPLING
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-ENTRIES = (*compiled_kernels.ENTRIES, *ATTENTION, *ROTATION, *GDN_LAYERS, *SAMPLING, *DRAFTING, *MAMBA2)
+ENTRIES = (*compiled_kernels.ENTRIES, *ATTENTION, *ROTATION, *GDN_LAYERS, *SAMPLING, *DRAFTING, *MAMBA2, *LAYERS)
 CASES = [(entry, architecture) for entry in ENTRIES for architecture in entry.architectures]
 
 

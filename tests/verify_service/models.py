@@ -290,6 +290,8 @@ def save_tiny(model_type: str, directory: Path, **changes: Any) -> Any:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             if name.endswith(("bias", "sinks", ".D")):  # likewise
                 parameter.add_(torch.randn_like(parameter))
+    if getattr(model.config, "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # some versions of transformers forget the cap elsewhere
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     return model

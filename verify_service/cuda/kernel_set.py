@@ -16,6 +16,8 @@ class KernelSet:
     gdn_verify: Callable[..., None]
     mamba2_conv_gate: Callable[..., None]
     mamba2_verify: Callable[..., None]
+    add_norm: Callable[..., None]
+    swiglu: Callable[..., None]
     rotate_heads: Callable[..., None]
     tree_attention: Callable[..., None]
     recurrent_commit: Callable[..., None]

@@ -78,6 +78,38 @@ def _(q: Tensor, *_: object) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
+@torch.library.custom_op("draftwood::add_norm", mutates_args=())
+def add_norm(
+    x: Tensor,  # [M, H]
+    delta: Tensor,  # [M, H]
+    weight: Tensor,  # [H] float32
+    eps: float,
+    ahead: Tensor | None,  # the next product's weight
+) -> tuple[Tensor, Tensor]:  # x + delta and its norm, [M, H] each
+    total, normed = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    _running[-1].kernels.add_norm(x, delta, weight, eps, total, normed, ahead)
+    return total, normed
+
+
+@add_norm.register_fake
+def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))  # pyright: ignore[reportReturnType]
+
+
+@torch.library.custom_op("draftwood::swiglu", mutates_args=())
+def swiglu(x: Tensor, ahead: Tensor | None) -> Tensor:
+    """[M, gate | up] to [M, F]; `ahead` is the next product's weight."""
+    out = x.new_empty(x.shape[0], x.shape[1] // 2)
+    _running[-1].kernels.swiglu(x, out, ahead)
+    return out
+
+
+@swiglu.register_fake
+def _(x: Tensor, ahead: Tensor | None) -> Tensor:
+    del ahead
+    return x.new_empty(x.shape[0], x.shape[1] // 2)
+
+
 @torch.library.custom_op("draftwood::normed_attention", mutates_args=("keys", "values"))
 def normed_attention(
     projected: Tensor,  # [M, q, its gate between the heads where there is one | k | v]
@@ -93,11 +125,12 @@ def normed_attention(
     value_pool: Tensor,  # [HKV, S, D]
     scaling: float,
     sliding_window: int,  # 0: none
+    ahead: Tensor | None,  # the next product's weight
 ) -> Tensor:  # [M, HQ, D]
     p = _running[-1]
     hkv, d = keys.shape[1:]
     q = projected.new_empty(projected.shape[0], (projected.shape[1] - 2 * hkv * d) // step, d)
-    p.kernels.rotate_heads(projected, cos, sin, q_weight, k_weight, eps, step, q, keys, values)
+    p.kernels.rotate_heads(projected, cos, sin, q_weight, k_weight, eps, step, q, keys, values, ahead)
     out = torch.empty_like(q)
     rows = tuple(p.rows(t) for t in (q, keys, values))
     settings = (p.structure, p.page_size, scaling, sliding_window or None, None, None)
@@ -129,6 +162,7 @@ def gated_delta_net(
     norms: Tensor,  # [M, 2 HK] float32
     g: Tensor,  # [M, HV] float32
     beta: Tensor,  # [M, HV] float32
+    ahead: Tensor | None,  # the next product's weight
 ) -> Tensor:  # [M, HV, V], through the gated norm
     p = _running[-1]
     kernels, s = p.kernels, p.structure
@@ -139,12 +173,12 @@ def gated_delta_net(
     out = conv.new_empty(conv.shape[0], *states.shape[1:3])
     channels = conv.shape[-1]
     z = p.rows(projected[:, channels : channels + out.shape[1] * out.shape[2]])
-    kernels.gdn_verify(*stash[1:], s, states, p.rows(out), (z, norm_weight, eps))
+    kernels.gdn_verify(*stash[1:], s, states, p.rows(out), (z, norm_weight, eps), ahead)
     return out
 
 
 @gated_delta_net.register_fake
-def _(projected: Tensor, weight: Tensor, eps: float, windows: Tensor, states: Tensor, *_: Tensor) -> Tensor:
+def _(projected: Tensor, weight: Tensor, eps: float, windows: Tensor, states: Tensor, *_: object) -> Tensor:
     del weight, eps, windows
     return projected.new_empty(projected.shape[0], states.shape[1], states.shape[2])
 

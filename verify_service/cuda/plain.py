@@ -14,6 +14,7 @@ from verify_service.acceptance import accept
 from verify_service.cache.pools import Pools
 from verify_service.cuda.buffers import FINISHES, Draws, Outcome, Stash, Structure
 from verify_service.cuda.kernel_set import KernelSet
+from verify_service.kernels.add_norm import add_norm, swiglu
 from verify_service.kernels.ancestors import NODES_A_WORD, inclusive_of, off_path_of
 from verify_service.kernels.gdn_commit import gdn_commit_one
 from verify_service.kernels.gdn_verify import gdn_verify as gdn_over_tree
@@ -99,6 +100,7 @@ def gdn_verify(
     states: Tensor,
     out: Tensor,  # [B, N, HV, V], written
     norm: tuple[Tensor, Tensor, float],  # z [B, N, HV V], w [V], eps: out is w * rmsnorm(o) * silu(z) per head
+    ahead: Tensor | None = None,  # noqa: ARG001 — a GPU's
 ) -> None:
     inclusive = inclusive_of(s.ancestors)
     state = states[s.state_slots.long()]
@@ -251,6 +253,8 @@ PLAIN = KernelSet(
     gdn_verify=gdn_verify,
     mamba2_conv_gate=mamba2_conv_gate,
     mamba2_verify=mamba2_verify,
+    add_norm=add_norm,
+    swiglu=swiglu,
     rotate_heads=rotate_heads,
     tree_attention=tree_attention,
     recurrent_commit=recurrent_commit,

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from draftwood.layers import packed
+from draftwood.layers import RMSNorm, packed
 from verify_service.cache.pools import Pools
 from verify_service.cuda import layers as rows
 from verify_service.cuda.buffers import Stash, StepBuffers
 from verify_service.cuda.kernel_set import KernelSet
 from verify_service.cuda.operators import Pass, running
+from verify_service.cuda.pre_norm import PreNormRows, can_fuse, run_rows
 from verify_service.target.body import read_body
 from verify_service.target.fuse import fused_norm
+from verify_service.target.pre_norm import with_arguments
 from verify_service.target.rope import MAX_DEPTH_MARGIN, RopeTables
 from verify_service.target.spec import ATTENTION, TargetSpec
 from verify_service.target.stretches import Stretches, kind_of, own_storage
+
+Arguments = list[dict[str, Any]]  # each layer's
 
 STRETCH = 4  # layers a compiled graph; hybrids repeat after 4 layers, so that few kinds are compiled
 
@@ -47,32 +51,60 @@ class RowTarget:
         self.rope = RopeTables(body.rotary, spec.layer_types, max_context + MAX_DEPTH_MARGIN, like)
         parts = enumerate(zip(body.layers, spec.mixers, strict=True))
         has_graph = [rows.prepare_layer(layer, i, mixers) for i, (layer, mixers) in parts]
-        layers = [self.rope.picking(layer, kind) for layer, kind in zip(body.layers, spec.layer_types, strict=True)]
-        kinds = [kind_of(layer) if has else None for layer, has in zip(layers, has_graph, strict=True)]
-        is_cpu = self.device.type == "cpu"
-        self.stretches = Stretches(layers, kinds, compile_steps=compile_steps, cpp_wrapper=is_cpu).cut(STRETCH)
-        self.norm, self.head = fused_norm(body.norm), packed(body.head)
         self.is_capturable = all(has_graph)  # experts pick their tokens by data
+        self.norm, self.head = fused_norm(body.norm), packed(body.head)
+        self.is_fused = self.is_capturable and isinstance(self.norm, RMSNorm) and all(map(can_fuse, body.layers))
+        if self.is_fused:
+            layers = [PreNormRows(layer) for layer in body.layers]
+        else:
+            of_types = zip(body.layers, spec.layer_types, strict=True)
+            layers = [self.rope.picking(with_arguments(layer), kind) for layer, kind in of_types]
+        kinds = [kind_of(layer) if has else None for layer, has in zip(layers, has_graph, strict=True)]
+        run = run_rows if self.is_fused else None
+        is_cpu = self.device.type == "cpu"
+        self.stretches = Stretches(layers, kinds, compile_steps=compile_steps, cpp_wrapper=is_cpu, run=run).cut(STRETCH)
 
     def run(self, buffers: StepBuffers) -> list[Tensor]:
         """One pass: fills the structure, the stash and `hidden` [B, N, H]; returns the tapped residual streams
         [1, M, H]. Changes no committed state."""
         s, m = buffers.structure, buffers.b * buffers.n
         self.kernels.tree_structure(s)
+        nothing = torch.zeros(1, m, self.spec.hidden_size, dtype=self.dtype, device=self.device)
         hidden = self.embed(buffers.input_ids.view(1, m))
         if self.spec.embedding_factor != 1.0:
             hidden = hidden * self.spec.embedding_factor
         rope = self.rope.at(s.positions.view(1, m))
-        after: list[Tensor] = []
         arguments = list(_arguments(self.spec, buffers.stash, self.pools, m))
         with running(Pass(self.kernels, s, self.page_size)):
-            for stretch in self.stretches:
-                extra = arguments[stretch.first : stretch.first + len(stretch.layers)]
-                _mark_rows(hidden, rope, extra)
-                after += stretch.run(stretch.layers, hidden, rope, None, extra)
-                hidden = after[-1]
-        buffers.hidden.view(1, m, -1).copy_(self.norm(hidden))
+            run = self._run_fused if self.is_fused else self._run
+            after = run((nothing, hidden), rope, arguments, buffers.hidden.view(1, m, -1))
         return [after[i] for i in self.tap_layer_ids]
+
+    def _run(self, start: tuple[Tensor, Tensor], rope: Any, arguments: Arguments, normed: Tensor) -> list[Tensor]:
+        """The residual stream after each layer; the last one's norm goes into `normed` [1, M, H]."""
+        _, hidden = start
+        after: list[Tensor] = []
+        for stretch in self.stretches:
+            extra = arguments[stretch.first : stretch.first + len(stretch.layers)]
+            _mark_rows((hidden,), rope, extra)
+            after += stretch.run(stretch.layers, hidden, rope, None, extra)
+            hidden = after[-1]
+        normed.copy_(self.norm(hidden))
+        return after
+
+    def _run_fused(self, start: tuple[Tensor, Tensor], rope: Any, arguments: Arguments, normed: Tensor) -> list[Tensor]:
+        """The same where sums go with norms: what is still to be added to the stream goes along with it."""
+        stream, pending = start
+        whole: list[Tensor] = []
+        for stretch in self.stretches:
+            extra = arguments[stretch.first : stretch.first + len(stretch.layers)]
+            _mark_rows((stream, pending), rope, extra)
+            *before, stream, pending = stretch.run(stretch.layers, (stream, pending), rope, None, extra)
+            whole += before
+        total, norm = torch.empty_like(normed), cast("RMSNorm", self.norm)
+        ahead = rows.weight_of(self.head)
+        self.kernels.add_norm(stream[0], pending[0], norm.weight, norm.eps, total[0], normed[0], ahead)
+        return [*whole[1:], total]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, H] to [M, vocabulary], in the model's format."""
@@ -115,12 +147,13 @@ def _rows(tensor: Tensor, layer: int, m: int) -> Tensor:
     return own_storage(tensor[layer].view(m, *tensor.shape[3:]))
 
 
-def _mark_rows(hidden: Tensor, rope: Any, arguments: list[dict[str, Any]]) -> None:
+def _mark_rows(hidden: tuple[Tensor, ...], rope: Any, arguments: Arguments) -> None:
     """Tells the compiler that M varies; a graph of its own serves M = 1."""
-    if hidden.shape[1] == 1:
+    if hidden[0].shape[1] == 1:
         return
     mark: Any = torch._dynamo.maybe_mark_dynamic  # pyright: ignore[reportPrivateUsage]
-    mark(hidden, 1)
+    for tensor in hidden:
+        mark(tensor, 1)
     angles = [t for pair in rope.values() for t in pair] if isinstance(rope, dict) else rope or ()
     for tensor in angles:
         mark(tensor, 1)

@@ -26,6 +26,8 @@ def triton_set() -> KernelSet:
         gdn_verify=kernels.gdn_verify,
         mamba2_conv_gate=kernels.mamba2_conv_gate,
         mamba2_verify=kernels.mamba2_verify,
+        add_norm=kernels.of("add_norm"),
+        swiglu=kernels.of("swiglu", "add_norm"),
         rotate_heads=kernels.of("rotate_heads"),
         tree_attention=kernels.tree_attention,
         recurrent_commit=kernels.recurrent_commit,
@@ -46,9 +48,9 @@ class _Kernels:
     def __init__(self) -> None:
         self._kept: dict[Any, Any] = {}
 
-    def of(self, name: str) -> Callable[..., None]:
+    def of(self, name: str, module: str | None = None) -> Callable[..., None]:
         """The launcher."""
-        return getattr(_module(name), name)
+        return getattr(_module(module or name), name)
 
     def _scratch(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._kept:
@@ -92,13 +94,14 @@ class _Kernels:
         states: Tensor,
         out: Tensor,
         norm: tuple[Tensor, Tensor, float],
+        ahead: Tensor | None = None,
     ) -> None:
         module = _module("gdn_verify")
         b, n = conv.shape[:2]
         scratch = self._scratch(
             ("gdn", b, n), lambda: module.gdn_scratch(b, n, states.shape[1], states.shape[2], conv.device)
         )
-        leaving = (out, scratch, module.GatedNorm(*norm))
+        leaving = (out, scratch, module.GatedNorm(*norm), ahead)
         self.of("gdn_verify")(conv, norms, g, beta, s.ancestors, states, s.state_slots, *leaving)
 
     def mamba2_conv_gate(

@@ -21,6 +21,7 @@ from verify_service.step import StepInputs
 from verify_service.target.attention import AttentionView
 from verify_service.target.body import read_body
 from verify_service.target.fuse import fuse_layer, fused_norm
+from verify_service.target.pre_norm import with_arguments
 from verify_service.target.recurrent import RecurrentView, WindowView
 from verify_service.target.rope import MAX_DEPTH_MARGIN, Rope, RopeTables
 from verify_service.target.spec import ATTENTION, NO_RECURRENCE, TargetSpec
@@ -148,7 +149,8 @@ class TargetModel:
         parts = zip(body.layers, spec.mixers, strict=True)
         has_graph = [fuse_layer(layer, i, mixers) for i, (layer, mixers) in enumerate(parts)]
         self.layers: list[Any] = [
-            self.rope.picking(layer, kind) for layer, kind in zip(body.layers, spec.layer_types, strict=True)
+            self.rope.picking(with_arguments(layer), kind)
+            for layer, kind in zip(body.layers, spec.layer_types, strict=True)
         ]
         kinds = [kind_of(layer) if has else None for layer, has in zip(self.layers, has_graph, strict=True)]
         stretches = Stretches(self.layers, kinds, compile_steps=compile_steps)

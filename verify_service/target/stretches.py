@@ -47,9 +47,16 @@ class Stretches:
     """Cuts layers into stretches. `kinds` tells layers apart whose graphs differ; None: a layer of no graph."""
 
     def __init__(
-        self, layers: Sequence[Any], kinds: Sequence[str | None], *, compile_steps: bool, cpp_wrapper: bool = True
+        self,
+        layers: Sequence[Any],
+        kinds: Sequence[str | None],
+        *,
+        compile_steps: bool,
+        cpp_wrapper: bool = True,
+        run: Callable[..., list[Tensor]] | None = None,
     ) -> None:
-        self.layers, self.kinds = layers, kinds
+        """`run` takes what a stretch's does, if not the residual stream alone goes from layer to layer."""
+        self.layers, self.kinds, self._run = layers, kinds, run or _run
         self.compile_steps, self.cpp_wrapper = compile_steps, cpp_wrapper
         self._graphs: dict[tuple[str | None, ...], Callable[..., list[Tensor]]] = {}
 
@@ -67,9 +74,9 @@ class Stretches:
 
     def _graph(self, kinds: tuple[str | None, ...]) -> Callable[..., list[Tensor]]:
         if None in kinds:
-            return _run
+            return self._run
         if kinds not in self._graphs:
-            run = _run_of_its_own(str(len(self._graphs)))
+            run = _of_its_own(self._run, str(len(self._graphs)))
             self._graphs[kinds] = compiled(run, enabled=self.compile_steps, cpp_wrapper=self.cpp_wrapper)
         return self._graphs[kinds]
 
@@ -90,8 +97,8 @@ def _run(
     return after
 
 
-def _run_of_its_own(name: str) -> Callable[..., list[Tensor]]:
-    """A copy of `_run` with its own code object: compiled graphs are kept by code object, and with guards on modules
-    off two kinds of stretch must not share them."""
-    code = _run.__code__.replace(co_name=f"_run_{name}")
-    return types.FunctionType(code, _run.__globals__, code.co_name)
+def _of_its_own(run: Any, name: str) -> Callable[..., list[Tensor]]:
+    """A copy of a function with its own code object: compiled graphs are kept by code object, and with guards on
+    modules off two kinds of stretch must not share them."""
+    code = run.__code__.replace(co_name=f"{run.__name__}_{name}")
+    return types.FunctionType(code, run.__globals__, code.co_name)

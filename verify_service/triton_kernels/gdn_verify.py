@@ -7,7 +7,8 @@ trees). S0 is taken in three bfloat16 parts, M and R likewise, so that units of 
 than 64 nodes, blocks of 64 follow each other: A U of the blocks before is taken off R of a block, U = (I + A)^-1 R, and
 P U gives outputs.
 
-Outputs may leave through the layer's gated norm, w rmsnorm(o) silu(z) of each head, rounded as transformers rounds it.
+Outputs may leave through the layer's gated norm, w rmsnorm(o) silu(z) of each head, rounded as transformers rounds it:
+in the same launch where whole heads are few enough, else in one behind it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,20 @@ from torch import Tensor
 from verify_service.kernels import gdn_verify as cpu
 from verify_service.kernels.ancestors import inclusive_of, off_path_of
 from verify_service.triton_kernels.gdn_matrices import gdn_matrices_kernel
-from verify_service.triton_kernels.launching import overlaps, pipeline_stages, require, wait_for_inputs
+from verify_service.triton_kernels.launching import (
+    chunks_ahead,
+    overlaps,
+    pipeline_stages,
+    require,
+    spread,
+    wait_for_inputs,
+)
 from verify_service.triton_kernels.products import product, product_of_parts, split
 
 BLOCK = 64  # nodes
 MAX_NODES = 256
+CHUNKS_AHEAD = 3072  # of the next product's weight: most multiprocessors wait for the solve
+WHOLE_HEADS = 132  # programs of whole heads, at most; multiprocessors of a large GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +78,11 @@ def _blocks(num_nodes: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _gated_norm(x, gate, weight, eps, V: tl.constexpr):
-    """w rmsnorm(x) silu(z) of x and z [rows, V]."""
+def _gated_norm(x, gate, weight, eps, V: tl.constexpr, AXIS: tl.constexpr):
+    """w rmsnorm(x) silu(z) of x and z, whose V are along AXIS; `weight` broadcasts against them."""
     rounded = x.to(gate.dtype).to(tl.float32)
-    normed = rounded * (1.0 / tl.sqrt(tl.sum(rounded * rounded, 1) / V + eps))[:, None]
-    scaled = weight.to(tl.float32)[None, :] * normed.to(gate.dtype).to(tl.float32)
+    normed = rounded * (1.0 / tl.sqrt(tl.sum(rounded * rounded, AXIS, keep_dims=True) / V + eps))
+    scaled = weight.to(tl.float32) * normed.to(gate.dtype).to(tl.float32)
     # A weight in the activations' format gives a product in it.
     if weight.dtype == gate.dtype:
         scaled = scaled.to(weight.dtype).to(tl.float32)
@@ -96,18 +106,18 @@ def gated_norm_kernel(
     z, w = tl.load(gate, mask=mask, other=0.0), tl.load(weight + dims)
     wait_for_inputs(OVERLAPS)
     at = out + row.to(tl.int64)[:, None] * V + dims[None, :]
-    values = _gated_norm(tl.load(at, mask=mask, other=0.0), z, w, eps, V)
+    values = _gated_norm(tl.load(at, mask=mask, other=0.0), z, w[None, :], eps, V, 1)
     tl.store(at, values.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def gdn_verify_kernel(
-    conv, matrices, factors, carried, states, slots, out, N, C: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr,
-    K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, BLOCKS: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    conv, matrices, factors, carried, states, slots, out, gate, gate_batch, gate_row, weight, eps, N,
+    C: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    BK: tl.constexpr, BT: tl.constexpr, BLOCKS: tl.constexpr, NORM: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """grid (B HV, V / BV): BV of a head's values for all nodes. Everything is transposed, so that S0 [V, K] comes as it
-    lies and its parts stay in registers."""
+    """grid (B HV, V / BV): BV of a head's values for all nodes; all V of them where a NORM follows. Everything is
+    transposed, so that S0 [V, K] comes as it lies and its parts stay in registers."""
     row = tl.program_id(0).to(tl.int64)
     b, hv = row // HV, row % HV
     hk = hv // (HV // HK)
@@ -124,6 +134,10 @@ def gdn_verify_kernel(
         nodes = r * BT + t
         is_node = (nodes < N)[None, :]
         v = tl.load(conv + nodes[None, :] * C + 2 * HK * K + hv * V + dims[:, None], mask=is_node, other=0.0)
+        z = v
+        if NORM:
+            at_gate = gate + b * gate_batch + nodes[None, :] * gate_row + hv * V + dims[:, None]
+            z = tl.load(at_gate, mask=is_node, other=0.0)
         read_k = tl.zeros([BV, BT], tl.float32)
         read_q = tl.zeros([BV, BT], tl.float32)
         for start in tl.static_range(0, K, BK):
@@ -160,6 +174,8 @@ def gdn_verify_kernel(
             own -= 3 * BT * BT
             part1, part2, part3 = tl.load(own), tl.load(own + BT * BT), tl.load(own + 2 * BT * BT)
         total = product_of_parts(right, part1, part2, part3, total)
+        if NORM:
+            total = _gated_norm(total, z, tl.load(weight + dims)[:, None], eps, V, 0)
         tl.store(out + nodes[None, :] * HV * V + dims[:, None], total.to(out.dtype.element_ty), mask=is_node)
 
 
@@ -185,7 +201,7 @@ def gdn_root_kernel(
     total = tl.sum(s * q[None, :], 1) * decay + tl.sum(q * k, 0) * u
     if NORM:
         z = tl.load(gate + b * gate_batch + hv * V + dims)
-        total = tl.sum(_gated_norm(total[None, :], z[None, :], tl.load(weight + dims), eps, V), 0)
+        total = tl.sum(_gated_norm(total[None, :], z[None, :], tl.load(weight + dims)[None, :], eps, V, 1), 0)
     tl.store(out + row * V + dims, total.to(out.dtype.element_ty))
 
 
@@ -200,6 +216,7 @@ def gdn_verify(
     out: Tensor,  # [B, N, HV, V] written
     scratch: GdnScratch,  # of at least these sizes, and of as many blocks
     norm: GatedNorm | None = None,
+    ahead: Tensor | None = None,  # the next product's weight
 ) -> None:
     """Raises UnsupportedModelError where K or V is no power of two of 16 to 256, or above 256 nodes."""
     b, n, channels = conv.shape
@@ -209,9 +226,9 @@ def gdn_verify(
         require(size in (16, 32, 64, 128, 256), field, f"must be 16, 32, 64, 128 or 256, not {size},")
     require(n <= MAX_NODES, "tree_budget", f"allows {MAX_NODES} nodes, not {n},")
     overlap = overlaps(conv.device)
+    gate, weight, eps = (out, out, 0.0) if norm is None else (norm.gate, norm.weight, norm.eps)
     if n == 1:
         rows = value_dim if norm is not None else min(value_dim, 32)
-        gate, weight, eps = (out, out, 0.0) if norm is None else (norm.gate, norm.weight, norm.eps)
         gdn_root_kernel[(b * heads, value_dim // rows)](
             conv, norms, g, beta, states, state_slots, out, gate, gate.stride(0), weight, eps, key_dim**-0.5, channels,
             key_heads, heads, key_dim, value_dim, rows, norm is not None, overlap,
@@ -219,17 +236,24 @@ def gdn_verify(
         )  # fmt: skip
         return
     block, blocks = _blocks(n)
-    gdn_matrices_kernel[(b * heads, blocks * (blocks + 1) // 2)](
-        conv, norms, g, beta, ancestors, scratch.matrices, scratch.factors, scratch.solve, n, key_dim**-0.5, channels,
-        key_heads, heads, key_dim, block, blocks, overlap, num_warps=4, launch_pdl=overlap,
+    chunks = chunks_ahead(ahead, CHUNKS_AHEAD) if blocks == 1 else 0
+    programs = spread(chunks, 128)
+    gdn_matrices_kernel[(b * heads + programs, blocks * (blocks + 1) // 2)](
+        conv, norms, g, beta, ancestors, scratch.matrices, scratch.factors, scratch.solve,
+        conv if ahead is None else ahead, n, key_dim**-0.5, b * heads, chunks, triton.cdiv(chunks, max(programs, 1)),
+        channels, key_heads, heads, key_dim, block, blocks, overlap, chunks > 0, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
-    rows = min(value_dim, 64)
+    # A norm needs whole heads. Programs of those are slower where halves keep every multiprocessor busy, and have no
+    # room for more blocks.
+    is_normed = norm is not None and blocks == 1 and value_dim <= (128 if b * heads <= WHOLE_HEADS else 64)
+    rows = value_dim if is_normed else min(value_dim, 64)
     gdn_verify_kernel[(b * heads, value_dim // rows)](
-        conv, scratch.matrices, scratch.factors, scratch.carried, states, state_slots, out, n, channels, key_heads,
-        heads, key_dim, value_dim, rows, min(key_dim, 64), block, blocks, overlap, num_warps=4,
+        conv, scratch.matrices, scratch.factors, scratch.carried, states, state_slots, out,
+        gate, gate.stride(0), gate.stride(1), weight, eps, n, channels, key_heads, heads, key_dim, value_dim, rows,
+        min(key_dim, 64), block, blocks, is_normed, overlap, num_warps=8 if rows > 64 else 4,
         num_stages=pipeline_stages(conv), launch_pdl=overlap,
     )  # fmt: skip
-    if norm is not None:
+    if norm is not None and not is_normed:
         rows = b * n * heads
         gated_norm_kernel[(triton.cdiv(rows, 16),)](
             out, norm.gate, norm.gate.stride(0), norm.gate.stride(1), norm.weight, norm.eps, n, rows, heads, value_dim,
@@ -248,6 +272,7 @@ def gdn_verify_plain(
     out: Tensor,
     scratch: GdnScratch,  # noqa: ARG001 — a kernel's
     norm: GatedNorm | None = None,
+    ahead: Tensor | None = None,  # noqa: ARG001 — likewise
 ) -> None:
     """What `gdn_verify` computes, shapes and all; in float64 where `out` is."""
     b, n, _channels = conv.shape
