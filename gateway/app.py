@@ -29,6 +29,7 @@ from gateway.generation import UNWATCHED, Generator, Watch
 from gateway.interruption import InterruptionMiddleware
 from gateway.plan import Caller, Plan, make_plan
 from gateway.prompt import encode_chat, encode_prompts
+from gateway.refusal import show
 from gateway.reply import Format, Head, Reply
 from gateway.request_body import read_request
 from gateway.request_id import RequestIdMiddleware
@@ -38,6 +39,7 @@ from gateway.sse import CLIENT_CLOSED_REQUEST, EventStream, unless_hung_up
 from gateway.telemetry import Telemetry, TelemetryMiddleware
 from gateway.verify_client import Target, VerifyClient
 
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}", "/health", "/version")
 HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
 
 
@@ -212,9 +214,17 @@ async def _on_error(_request: Request, error: DraftwoodError) -> Response:
     return error_response(error)
 
 
-async def _on_http_exception(_request: Request, error: HTTPException) -> Response:
-    code = HTTP_CODES.get(error.status_code, "http_error")
-    return JSONResponse(error_object(error.detail, error.status_code, code), error.status_code, error.headers)
+async def _on_http_exception(request: Request, error: HTTPException) -> Response:
+    code, message = HTTP_CODES.get(error.status_code, "http_error"), error.detail
+    match code:
+        case "not_found":
+            message = f"nothing is served at {show(request.url.path)}; there are {', '.join(PATHS)}"
+        case "method_not_allowed":
+            allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+            message = f"{request.url.path} takes {allowed}, not {request.method}"
+        case _:
+            pass
+    return JSONResponse(error_object(message, error.status_code, code), error.status_code, error.headers)
 
 
 async def _on_disconnect(_request: Request, _error: ClientDisconnect) -> Response:

@@ -253,10 +253,21 @@ async def test_body_too_large(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/v1/chat/completions", 405), ("POST", "/v1/models", 405), ("GET", "/v1/nothing", 404), ("GET", "/", 404)],
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/v1/chat/completions", 405, "/v1/chat/completions takes POST, not GET"),
+        ("POST", "/v1/models", 405, "/v1/models takes GET, HEAD, not POST"),
+        (
+            "POST",
+            "/v1/embeddings",
+            404,
+            'nothing is served at "/v1/embeddings"; there are /v1/chat/completions, /v1/comp',
+        ),
+        ("GET", "/", 404, 'nothing is served at "/"; there are /v1/chat/completions, /v1/completions, /v1/models, '),
+    ],
 )
-async def test_wrong_routes(stand: Stand, method: str, path: str, status: int) -> None:
+async def test_wrong_routes(stand: Stand, method: str, path: str, status: int, said: str) -> None:
     reply = await stand.http.request(method, path)
     assert (reply.status_code, reply.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert reply.json()["error"]["message"].startswith(said)
     assert reply.headers["x-request-id"]
