@@ -105,10 +105,19 @@ def _entries() -> tuple[Entry, ...]:
                 f"recurrent_commit{'-snapshots' if snapshots else ''}",
                 f"{KERNELS}.recurrent_commit:recurrent_commit_kernel",
                 RECURRENT_COMMIT,
-                commit | {"IS_DELTA": True, "HAS_SNAPSHOTS": snapshots},
+                commit | {"IS_DELTA": True, "HAS_SNAPSHOTS": snapshots, "AHEAD": 1056, "LANES": 64},
                 num_warps=2,
             )
             for snapshots in (False, True)
+        ),
+        Entry(
+            "recurrent_commit-windows",
+            f"{KERNELS}.recurrent_commit:recurrent_commit_kernel",
+            RECURRENT_COMMIT | pointers(i32="conv norms g beta"),
+            commit
+            | {"HV": 0, "HK": 1, "K": 16, "V": 16, "BV": 16, "KC": 16, "C": 2048, "TAPS": 3}
+            | {"IS_DELTA": False, "HAS_SNAPSHOTS": False, "AHEAD": 0, "LANES": 32},
+            num_warps=1,
         ),
     )
 
