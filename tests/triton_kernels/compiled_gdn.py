@@ -27,11 +27,7 @@ CONV_GATE = pointers(
     fp32_="low high",
 )
 GDN_MATRICES = pointers(
-    bf16="conv matrices next_weight",
-    fp32="norms g beta factors scratch",
-    i64="ancestors",
-    i32_="N rows chunks share",
-    fp32_="scale",
+    bf16="conv matrices", fp32="norms g beta factors scratch", i64="ancestors", i32_="N", fp32_="scale"
 )
 GDN_VERIFY = pointers(
     bf16="conv matrices out gate weight", fp32="factors carried states", i32="slots", i32_="gate_batch gate_row N",
@@ -53,7 +49,7 @@ def _entries() -> tuple[Entry, ...]:
     """The kernels of Gated DeltaNet layers at served sizes."""
     conv = {"C": 10240, "TAPS": 4, "NORMED": 32, "HV": 48, "HVP": 64, "BC": 128, "BN": 8}
     conv |= {"HAS_BIAS": False, "SILU": True, "IS_DELTA": True, "OVERLAPS": True}
-    commit = {"D": 16, "HK": 16, "HV": 48, "K": 128, "V": 128, "C": 10240, "TAPS": 4, "BV": 32, "KC": 32, "BC": 1024}
+    commit = {"D": 16, "HK": 16, "HV": 48, "K": 128, "V": 128, "C": 10240, "TAPS": 4, "BV": 64, "KC": 32, "BC": 1024}
     verify = GDN | {"V": 128, "BK": 64}
     whole = {"V": 128, "BV": 128, "NORM": True}
     module = f"{KERNELS}.gdn_matrices:gdn_matrices_kernel"
@@ -62,7 +58,7 @@ def _entries() -> tuple[Entry, ...]:
             f"gdn_matrices-{block}x{blocks}",
             module,
             GDN_MATRICES,
-            GDN | {"BT": block, "BLOCKS": blocks, "AHEAD": True},
+            GDN | {"BT": block, "BLOCKS": blocks},
             stack_limit={120: 512},
             architectures=(90, 120) if blocks == 1 else (90,),
         )
@@ -105,7 +101,7 @@ def _entries() -> tuple[Entry, ...]:
                 f"recurrent_commit{'-snapshots' if snapshots else ''}",
                 f"{KERNELS}.recurrent_commit:recurrent_commit_kernel",
                 RECURRENT_COMMIT,
-                commit | {"IS_DELTA": True, "HAS_SNAPSHOTS": snapshots, "AHEAD": 1056, "LANES": 64},
+                commit | {"IS_DELTA": True, "HAS_SNAPSHOTS": snapshots},
                 num_warps=2,
             )
             for snapshots in (False, True)
@@ -116,7 +112,7 @@ def _entries() -> tuple[Entry, ...]:
             RECURRENT_COMMIT | pointers(i32="conv norms g beta"),
             commit
             | {"HV": 0, "HK": 1, "K": 16, "V": 16, "BV": 16, "KC": 16, "C": 2048, "TAPS": 3}
-            | {"IS_DELTA": False, "HAS_SNAPSHOTS": False, "AHEAD": 0, "LANES": 32},
+            | {"IS_DELTA": False, "HAS_SNAPSHOTS": False},
             num_warps=1,
         ),
     )

@@ -5,21 +5,19 @@ from __future__ import annotations
 from tests.triton_kernels.compiled_kernels import Entry
 
 MODULE = "verify_service.triton_kernels.add_norm"
-AHEAD = {"next_weight": "*bf16", "chunks": "i32", "share": "i32"}
 LAYERS = (
     Entry(
         "add_norm",
         f"{MODULE}:add_norm_kernel",
         {"x": "*bf16", "delta": "*bf16", "weight": "*fp32", "total": "*bf16", "normed": "*bf16", "eps": "fp32"}
-        | {"x_row": "i32", "delta_row": "i32", "rows": "i32"}
-        | AHEAD,
-        {"H": 5120, "HP": 8192, "LANES": 512, "OVERLAPS": True, "AHEAD": True},
+        | {"x_row": "i32", "delta_row": "i32"},
+        {"H": 5120, "HP": 8192, "OVERLAPS": True},
         num_warps=16,
     ),
     Entry(
         "swiglu",
         f"{MODULE}:swiglu_kernel",
-        {"x": "*bf16", "out": "*bf16", "x_row": "i32", "blocks": "i32"} | AHEAD,
-        {"F": 17408, "BF": 1024, "LANES": 128, "OVERLAPS": True, "AHEAD": True},
+        {"x": "*bf16", "out": "*bf16", "x_row": "i32"},
+        {"F": 17408, "BF": 1024, "OVERLAPS": True},
     ),
 )

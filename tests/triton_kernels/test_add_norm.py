@@ -22,21 +22,19 @@ def check_sums(m: int, h: int, dtype: torch.dtype, device: torch.device) -> None
     torch.manual_seed(m)
     wide = torch.randn(m, h + 24, device=device).to(dtype)
     x, delta = wide[:, :h], torch.randn(m, h, device=device).to(dtype)
-    weight, ahead = torch.rand(h, device=device) + 0.5, torch.randn(3 * h, h, device=device).to(dtype)
+    weight = torch.rand(h, device=device) + 0.5
     outs = [[poisoned(m, h, dtype=dtype, device=device) for _ in range(2)] for _ in range(2)]
-    before = ahead.clone()
-    add_norm(x, delta, weight, 1e-6, outs[0][0], outs[0][1], ahead)
+    add_norm(x, delta, weight, 1e-6, *outs[0])
     add_norm_plain(x, delta, weight, 1e-6, *outs[1])
     near(outs[0][0], outs[1][0])
     near(outs[0][1], outs[1][1])
-    assert torch.equal(ahead, before)
 
 
 def check_products(m: int, f: int, dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(f)
     x = torch.randn(m, 2 * f + 8, device=device).to(dtype)[:, : 2 * f]
     got, want = (poisoned(m, f, dtype=dtype, device=device) for _ in range(2))
-    swiglu(x, got, torch.randn(64, f, device=device).to(dtype))
+    swiglu(x, got)
     swiglu_plain(x, want)
     near(got, want)
 

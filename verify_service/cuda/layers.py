@@ -115,11 +115,6 @@ class FollowingProjection(nn.Module):
         return part
 
 
-def weight_of(product: PackedLinear | None) -> Tensor | None:
-    """What may be fetched ahead of a product."""
-    return None if product is None or product.is_packed else product.weight
-
-
 # Attention whose heads of q and k are normed, then rotated; the gated ones have a gate between the heads of q.
 _NORMED = frozenset({"Qwen3Attention", "Qwen3MoeAttention"})
 _GATED = frozenset({"Qwen3NextAttention", "Qwen3_5Attention", "Qwen3_5MoeAttention"})
@@ -159,7 +154,6 @@ class NormedAttention(nn.Module):
             attention.value_pool,
             self.scaling,
             self.sliding_window,
-            weight_of(self.o_proj),
         )
         if self.is_gated:
             gate = projected[:, : self.q_size].unflatten(-1, (-1, 2, self.head_dim))[:, :, 1]
@@ -186,7 +180,6 @@ class GatedDeltaNetRows(TreeGatedDeltaNet):
             recurrent.norms,
             recurrent.g,
             recurrent.beta,
-            weight_of(self.out_proj),
         )
         return self.out_proj(out[None].flatten(-2))
 

@@ -84,10 +84,9 @@ def add_norm(
     delta: Tensor,  # [M, H]
     weight: Tensor,  # [H] float32
     eps: float,
-    ahead: Tensor | None,  # the next product's weight
 ) -> tuple[Tensor, Tensor]:  # x + delta and its norm, [M, H] each
     total, normed = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
-    _running[-1].kernels.add_norm(x, delta, weight, eps, total, normed, ahead)
+    _running[-1].kernels.add_norm(x, delta, weight, eps, total, normed)
     return total, normed
 
 
@@ -97,16 +96,15 @@ def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("draftwood::swiglu", mutates_args=())
-def swiglu(x: Tensor, ahead: Tensor | None) -> Tensor:
-    """[M, gate | up] to [M, F]; `ahead` is the next product's weight."""
+def swiglu(x: Tensor) -> Tensor:
+    """[M, gate | up] to [M, F]."""
     out = x.new_empty(x.shape[0], x.shape[1] // 2)
-    _running[-1].kernels.swiglu(x, out, ahead)
+    _running[-1].kernels.swiglu(x, out)
     return out
 
 
 @swiglu.register_fake
-def _(x: Tensor, ahead: Tensor | None) -> Tensor:
-    del ahead
+def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1] // 2)
 
 
@@ -125,12 +123,11 @@ def normed_attention(
     value_pool: Tensor,  # [HKV, S, D]
     scaling: float,
     sliding_window: int,  # 0: none
-    ahead: Tensor | None,  # the next product's weight
 ) -> Tensor:  # [M, HQ, D]
     p = _running[-1]
     hkv, d = keys.shape[1:]
     q = projected.new_empty(projected.shape[0], (projected.shape[1] - 2 * hkv * d) // step, d)
-    p.kernels.rotate_heads(projected, cos, sin, q_weight, k_weight, eps, step, q, keys, values, ahead)
+    p.kernels.rotate_heads(projected, cos, sin, q_weight, k_weight, eps, step, q, keys, values)
     out = torch.empty_like(q)
     rows = tuple(p.rows(t) for t in (q, keys, values))
     settings = (p.structure, p.page_size, scaling, sliding_window or None, None, None)
@@ -162,7 +159,6 @@ def gated_delta_net(
     norms: Tensor,  # [M, 2 HK] float32
     g: Tensor,  # [M, HV] float32
     beta: Tensor,  # [M, HV] float32
-    ahead: Tensor | None,  # the next product's weight
 ) -> Tensor:  # [M, HV, V], through the gated norm
     p = _running[-1]
     kernels, s = p.kernels, p.structure
@@ -173,12 +169,12 @@ def gated_delta_net(
     out = conv.new_empty(conv.shape[0], *states.shape[1:3])
     channels = conv.shape[-1]
     z = p.rows(projected[:, channels : channels + out.shape[1] * out.shape[2]])
-    kernels.gdn_verify(*stash[1:], s, states, p.rows(out), (z, norm_weight, eps), ahead)
+    kernels.gdn_verify(*stash[1:], s, states, p.rows(out), (z, norm_weight, eps))
     return out
 
 
 @gated_delta_net.register_fake
-def _(projected: Tensor, weight: Tensor, eps: float, windows: Tensor, states: Tensor, *_: object) -> Tensor:
+def _(projected: Tensor, weight: Tensor, eps: float, windows: Tensor, states: Tensor, *_: Tensor) -> Tensor:
     del weight, eps, windows
     return projected.new_empty(projected.shape[0], states.shape[1], states.shape[2])
 

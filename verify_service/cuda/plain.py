@@ -100,7 +100,6 @@ def gdn_verify(
     states: Tensor,
     out: Tensor,  # [B, N, HV, V], written
     norm: tuple[Tensor, Tensor, float],  # z [B, N, HV V], w [V], eps: out is w * rmsnorm(o) * silu(z) per head
-    ahead: Tensor | None = None,  # noqa: ARG001 — a GPU's
 ) -> None:
     inclusive = inclusive_of(s.ancestors)
     state = states[s.state_slots.long()]

@@ -1,5 +1,5 @@
 """Layers of the usual form with what is between their products in kernels of their own: a residual sum goes with the
-norm behind it, across layers and stretches, and the weights of each product are called for before its turn."""
+norm behind it, across layers and stretches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from draftwood.layers import GatedMLP, PackedLinear, RMSNorm
+from draftwood.layers import GatedMLP, RMSNorm
 from verify_service.cuda import operators
-from verify_service.cuda.layers import weight_of
 from verify_service.target.pre_norm import PreNormLayer, is_pre_norm
 
 
@@ -28,8 +27,6 @@ class PreNormRows(PreNormLayer):
 
     def __init__(self, layer: Any) -> None:
         super().__init__(layer)
-        self.first_product = _first_product(self.mixer)
-        self.second_product = _first_product(self.feed_forward)
         part = self.feed_forward
         self.is_swiglu = isinstance(part, GatedMLP) and part.activation is F.silu
 
@@ -39,20 +36,13 @@ class PreNormRows(PreNormLayer):
         """From a residual stream and what is still to be added to it, [1, M, H] each: the whole stream before the
         layer, and again the two, after it."""
         norm: Any = self.mixer_norm
-        before, normed = operators.add_norm(stream[0], pending[0], norm.weight, norm.eps, weight_of(self.first_product))
+        before, normed = operators.add_norm(stream[0], pending[0], norm.weight, norm.eps)
         mixed = self.mix(normed[None], **arguments)
         norm = self.feed_forward_norm
-        between, normed = operators.add_norm(before, mixed[0], norm.weight, norm.eps, weight_of(self.second_product))
+        between, normed = operators.add_norm(before, mixed[0], norm.weight, norm.eps)
         part: Any = self.feed_forward
-        if self.is_swiglu:
-            out = part.down(operators.swiglu(part.gate_up(normed), weight_of(part.down))[None])
-        else:
-            out = part(normed[None])
+        out = part.down(operators.swiglu(part.gate_up(normed))[None]) if self.is_swiglu else part(normed[None])
         return before[None], between[None], out
-
-
-def _first_product(part: nn.Module) -> PackedLinear | None:
-    return next((child for child in part.modules() if isinstance(child, PackedLinear)), None)
 
 
 def run_rows(

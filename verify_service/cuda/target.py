@@ -69,6 +69,7 @@ class RowTarget:
         [1, M, H]. Changes no committed state."""
         s, m = buffers.structure, buffers.b * buffers.n
         self.kernels.tree_structure(s)
+        # Before the embedding: the sum with it may begin while that ends.
         nothing = torch.zeros(1, m, self.spec.hidden_size, dtype=self.dtype, device=self.device)
         hidden = self.embed(buffers.input_ids.view(1, m))
         if self.spec.embedding_factor != 1.0:
@@ -102,8 +103,7 @@ class RowTarget:
             *before, stream, pending = stretch.run(stretch.layers, (stream, pending), rope, None, extra)
             whole += before
         total, norm = torch.empty_like(normed), cast("RMSNorm", self.norm)
-        ahead = rows.weight_of(self.head)
-        self.kernels.add_norm(stream[0], pending[0], norm.weight, norm.eps, total[0], normed[0], ahead)
+        self.kernels.add_norm(stream[0], pending[0], norm.weight, norm.eps, total[0], normed[0])
         return [*whole[1:], total]
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -94,14 +94,13 @@ class _Kernels:
         states: Tensor,
         out: Tensor,
         norm: tuple[Tensor, Tensor, float],
-        ahead: Tensor | None = None,
     ) -> None:
         module = _module("gdn_verify")
         b, n = conv.shape[:2]
         scratch = self._scratch(
             ("gdn", b, n), lambda: module.gdn_scratch(b, n, states.shape[1], states.shape[2], conv.device)
         )
-        leaving = (out, scratch, module.GatedNorm(*norm), ahead)
+        leaving = (out, scratch, module.GatedNorm(*norm))
         self.of("gdn_verify")(conv, norms, g, beta, s.ancestors, states, s.state_slots, *leaving)
 
     def mamba2_conv_gate(

@@ -13,7 +13,6 @@ def add_norm(
     eps: float,
     total: Tensor,  # [M, H] written: x + delta
     normed: Tensor,  # [M, H] written: its rmsnorm times the weight
-    ahead: Tensor | None = None,  # noqa: ARG001 — a GPU's: the next product's weight
 ) -> None:
     """The sum is rounded to the format of `x`, and normed in float32."""
     total.copy_(x + delta)
@@ -23,7 +22,6 @@ def add_norm(
 def swiglu(
     x: Tensor,  # [M, 2 F] gate | up
     out: Tensor,  # [M, F] written: silu(gate) up
-    ahead: Tensor | None = None,  # noqa: ARG001 — a GPU's: the next product's weight
 ) -> None:
     """Both steps are rounded to the format of `x`."""
     gate, up = x.chunk(2, -1)

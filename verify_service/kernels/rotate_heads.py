@@ -20,7 +20,6 @@ def rotate_heads(
     q: Tensor,  # [M, HQ, D] written
     keys: Tensor,  # [M, HKV, D] written
     values: Tensor,  # [M, HKV, D] written
-    ahead: Tensor | None = None,  # noqa: ARG001 — a GPU's: the next product's weight
 ) -> None:
     """The norm is rounded to the format of `x`, and the rotation in float32 rounded once."""
     m, hq, d = q.shape

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verify_service.triton_kernels.launching import fetch_ahead, wait_for_inputs
+from verify_service.triton_kernels.launching import wait_for_inputs
 from verify_service.triton_kernels.products import product, product_of_parts, split
 
 
@@ -120,15 +120,10 @@ def _solved(p, below, inverses, BT: tl.constexpr):
 
 @triton.jit
 def gdn_matrices_kernel(
-    conv, norms, g, beta, ancestors, matrices, factors, scratch, next_weight, N, scale, rows, chunks, share,
-    C: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BLOCKS: tl.constexpr,
-    OVERLAPS: tl.constexpr, AHEAD: tl.constexpr,
+    conv, norms, g, beta, ancestors, matrices, factors, scratch, N, scale, C: tl.constexpr, HK: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BLOCKS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """grid (B HV + programs that fetch ahead, BLOCKS (BLOCKS + 1) / 2): a head's tile of BT x BT pairs of nodes."""
-    if AHEAD:  # noqa: SIM102 — the compiler decides this one
-        if tl.program_id(0) >= rows:
-            fetch_ahead(next_weight, tl.program_id(0) - rows, chunks, share, 128)
-            return
+    """grid (B HV, BLOCKS (BLOCKS + 1) / 2): a head's tile of BT x BT pairs of nodes."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     TILES: tl.constexpr = BLOCKS * (BLOCKS + 1) // 2
     hv = row % HV

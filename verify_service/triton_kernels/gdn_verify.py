@@ -24,19 +24,11 @@ from torch import Tensor
 from verify_service.kernels import gdn_verify as cpu
 from verify_service.kernels.ancestors import inclusive_of, off_path_of
 from verify_service.triton_kernels.gdn_matrices import gdn_matrices_kernel
-from verify_service.triton_kernels.launching import (
-    chunks_ahead,
-    overlaps,
-    pipeline_stages,
-    require,
-    spread,
-    wait_for_inputs,
-)
+from verify_service.triton_kernels.launching import overlaps, pipeline_stages, require, wait_for_inputs
 from verify_service.triton_kernels.products import product, product_of_parts, split
 
 BLOCK = 64  # nodes
 MAX_NODES = 256
-CHUNKS_AHEAD = 3072  # of the next product's weight: most multiprocessors wait for the solve
 WHOLE_HEADS = 132  # programs of whole heads, at most; multiprocessors of a large GPU
 
 
@@ -216,7 +208,6 @@ def gdn_verify(
     out: Tensor,  # [B, N, HV, V] written
     scratch: GdnScratch,  # of at least these sizes, and of as many blocks
     norm: GatedNorm | None = None,
-    ahead: Tensor | None = None,  # the next product's weight
 ) -> None:
     """Raises UnsupportedModelError where K or V is no power of two of 16 to 256, or above 256 nodes."""
     b, n, channels = conv.shape
@@ -236,12 +227,9 @@ def gdn_verify(
         )  # fmt: skip
         return
     block, blocks = _blocks(n)
-    chunks = chunks_ahead(ahead, CHUNKS_AHEAD) if blocks == 1 else 0
-    programs = spread(chunks, 128)
-    gdn_matrices_kernel[(b * heads + programs, blocks * (blocks + 1) // 2)](
-        conv, norms, g, beta, ancestors, scratch.matrices, scratch.factors, scratch.solve,
-        conv if ahead is None else ahead, n, key_dim**-0.5, b * heads, chunks, triton.cdiv(chunks, max(programs, 1)),
-        channels, key_heads, heads, key_dim, block, blocks, overlap, chunks > 0, num_warps=4, launch_pdl=overlap,
+    gdn_matrices_kernel[(b * heads, blocks * (blocks + 1) // 2)](
+        conv, norms, g, beta, ancestors, scratch.matrices, scratch.factors, scratch.solve, n, key_dim**-0.5, channels,
+        key_heads, heads, key_dim, block, blocks, overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
     # A norm needs whole heads. Programs of those are slower where halves keep every multiprocessor busy, and have no
     # room for more blocks.
@@ -272,7 +260,6 @@ def gdn_verify_plain(
     out: Tensor,
     scratch: GdnScratch,  # noqa: ARG001 — a kernel's
     norm: GatedNorm | None = None,
-    ahead: Tensor | None = None,  # noqa: ARG001 — likewise
 ) -> None:
     """What `gdn_verify` computes, shapes and all; in float64 where `out` is."""
     b, n, _channels = conv.shape

@@ -1,5 +1,4 @@
-"""What launches share: limits on shapes, the overlap of a kernel's start with the end of the one before, and fetching
-what the one behind will read."""
+"""What launches share: limits on shapes, and the overlap of a kernel's start with the end of the one before."""
 
 from __future__ import annotations
 
@@ -10,10 +9,6 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from draftwood.errors import UnsupportedModelError
-
-CHUNK = 8 << 10  # bytes that are called into the cache at once
-BYTES_A_CHUNK = tl.constexpr(CHUNK)
-FETCHERS = 64  # programs that do so
 
 
 def require(holds: bool, field: str, limit: str) -> None:
@@ -44,32 +39,3 @@ def wait_for_inputs(OVERLAPS: tl.constexpr):
     if OVERLAPS:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
-
-
-def chunks_ahead(weight: Tensor | None, most: int) -> int:
-    """How many chunks of a weight to call into the cache; none where the GPU has no engine for that."""
-    if weight is None or not overlaps(weight.device) or not weight.is_contiguous():
-        return 0
-    return min(most, weight.nbytes // CHUNK)
-
-
-def spread(chunks: int, lanes: int) -> int:
-    """Programs among which chunks are divided: many, so that each asks for few, at most one a lane."""
-    return max(min(chunks, FETCHERS), triton.cdiv(chunks, lanes))
-
-
-@triton.jit
-def fetch_ahead(weight, program, chunks, share, LANES: tl.constexpr):
-    """Asks for a program's share of the first `chunks` of a weight to come into the L2 cache, and waits for nothing.
-
-    Products read more than they compute, and memory idles between them: what is called early is not waited for later.
-    """
-    lane = tl.arange(0, LANES)
-    chunk = program * share + lane
-    last = tl.minimum(program * share + share, chunks)
-    BYTES: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-    at = weight + chunk.to(tl.int64) * (BYTES_A_CHUNK // BYTES)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.lt.s32 p, $2, $3; @p cp.async.bulk.prefetch.L2.global [$1], $4; mov.u32 $0, 0; }",
-        "=r,l,r,r,r", [at, chunk, last, BYTES_A_CHUNK], tl.int32, False, 1,
-    )  # fmt: skip

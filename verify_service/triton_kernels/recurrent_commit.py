@@ -18,11 +18,11 @@ from torch import Tensor
 from verify_service.kernels.gdn_commit import gdn_commit_one
 from verify_service.kernels.mamba2_commit import mamba2_commit_one
 from verify_service.kernels.tree_conv import commit_window
-from verify_service.triton_kernels.launching import BYTES_A_CHUNK, CHUNK, fetch_ahead, overlaps, require
+from verify_service.triton_kernels.launching import require
 
 WINDOW_BLOCK = 1024  # channels
-STATE_ROWS, STATE_WARPS = 32, 2  # rows of a state that a program has
-PROGRAMS_AHEAD = 1056  # what a large GPU runs at a time
+STATE, STATE_WARPS = 8192, 2  # numbers of a state that a program has; more of them share what a token needs
+REGISTERS = 184  # of a thread, so that five programs share a multiprocessor
 KEY_CHUNK = 32  # so that 8 lanes share a row, and sum it in three exchanges
 
 
@@ -78,39 +78,20 @@ def _store_state(at, s, K: tl.constexpr, KC: tl.constexpr):
 
 
 @triton.jit
-def _fetch_next(
-    states, length, slots, T, HEADS: tl.constexpr, K: tl.constexpr, BV: tl.constexpr, AHEAD: tl.constexpr,
-    LANES: tl.constexpr,
-):  # fmt: skip
-    """Calls for the state of the program that is AHEAD of this one: memory works while tokens follow each other."""
-    blocks, batch = tl.num_programs(0), tl.num_programs(1)
-    later = (tl.program_id(2) * batch + tl.program_id(1)) * blocks + tl.program_id(0) + AHEAD
-    layer, b, block = later // (batch * blocks), later // blocks % batch, later % blocks
-    has_state = (layer < tl.num_programs(2)) & (block < HEADS // BV) & (tl.load(length + b) > 0)
-    slot = tl.load(slots + b).to(tl.int64)
-    CHUNKS: tl.constexpr = BV * K * 4 // BYTES_A_CHUNK
-    at = states + ((layer.to(tl.int64) * T + slot) * HEADS + block * BV) * K
-    fetch_ahead(at, 0, tl.where(has_state, CHUNKS, 0), CHUNKS, LANES)
-
-
-@triton.jit
 def _commit_state(
-    conv, norms, g, beta, path, n, node, next_node, states, snapshots, layer, b, block, slot, length, slots, B, N, T,
-    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, KC: tl.constexpr,
-    IS_DELTA: tl.constexpr, HAS_SNAPSHOTS: tl.constexpr, AHEAD: tl.constexpr, LANES: tl.constexpr,
+    conv, norms, g, beta, path, n, node, next_node, states, snapshots, layer, b, block, slot, B, N, T, HK: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, KC: tl.constexpr, IS_DELTA: tl.constexpr,
+    HAS_SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     C: tl.constexpr = 2 * HK * K + HV * V
     hv = block // (V // BV)
     hk = hv // (HV // HK)
     rows = block % (V // BV) * BV + tl.arange(0, BV)
     first = (layer * B + b) * N
-    all_states = states
     states += layer * T * HV * V * K + (hv * V + rows[:, None]) * K + tl.arange(0, KC)[None, :]
     s = ()
     for start in tl.static_range(0, K, KC):
         s = s + (tl.load(states + slot * HV * V * K + start),)  # noqa: RUF005
-    if AHEAD > 0:
-        _fetch_next(all_states, length, slots, T, HV * V, K, BV, AHEAD, LANES)
     conv += first * C
     norms += first * 2 * HK + HK + hk
     g += first * HV + hv
@@ -170,7 +151,6 @@ def recurrent_commit_kernel(
     conv, norms, g, beta, inputs, path, length, states, windows, slots, snapshots, B, N, T, D: tl.constexpr,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr,
     BV: tl.constexpr, KC: tl.constexpr, BC: tl.constexpr, IS_DELTA: tl.constexpr, HAS_SNAPSHOTS: tl.constexpr,
-    AHEAD: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """grid (HV V / BV + ceil(C / BC), B, R): BV rows of a head's state, or BC channels of a window."""
     block, b, layer = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -187,7 +167,7 @@ def recurrent_commit_kernel(
         elif block < STATE_BLOCKS:
             _commit_state(
                 conv, norms, g, beta, path, n, node, tl.where(n > 1, next_node, node), states, snapshots, layer, b,
-                block, slot, length, slots, B, N, T, HK, HV, K, V, BV, KC, IS_DELTA, HAS_SNAPSHOTS, AHEAD, LANES,
+                block, slot, B, N, T, HK, HV, K, V, BV, KC, IS_DELTA, HAS_SNAPSHOTS,
             )  # fmt: skip
         else:
             _commit_window(
@@ -220,16 +200,14 @@ def recurrent_commit(
         key_heads = (recurrent.conv.shape[-1] - heads * value_dim) // (2 * key_dim)
         conv, g, beta = recurrent.conv, recurrent.g, recurrent.beta
         norms = unused if recurrent.norms is None else recurrent.norms
-    rows = min(value_dim, STATE_ROWS)
-    warps = max(1, min(STATE_WARPS, rows * key_dim // 512))
-    ahead = PROGRAMS_AHEAD if overlaps(states.device) and rows * key_dim * 4 >= CHUNK else 0
+    rows = min(value_dim, max(16, STATE // key_dim))
     grid = (heads * value_dim // rows + triton.cdiv(channels, WINDOW_BLOCK), b, layers)
     recurrent_commit_kernel[grid](
         conv, norms, g, beta, inputs, path, path_length, states, windows, state_slots,
         unused if snapshot_slots is None else snapshot_slots, b, n, slots, path.shape[1], key_heads, heads, key_dim,
         value_dim, channels, taps, rows, min(key_dim, KEY_CHUNK), WINDOW_BLOCK,
         recurrent is not None and recurrent.norms is not None,
-        snapshot_slots is not None, ahead, 32 * warps, num_warps=warps,
+        snapshot_slots is not None, num_warps=max(1, min(STATE_WARPS, rows * key_dim // 512)), maxnreg=REGISTERS,
     )  # fmt: skip
 
 

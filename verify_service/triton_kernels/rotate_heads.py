@@ -13,26 +13,17 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
-from verify_service.triton_kernels.launching import chunks_ahead, fetch_ahead, overlaps, spread, wait_for_inputs
-
-CHUNKS_AHEAD = 2048  # of the next product's weight: attention takes its time
+from verify_service.triton_kernels.launching import overlaps, wait_for_inputs
 
 
 @triton.jit
 def rotate_heads_kernel(
-    x, row_stride, cos, sin, q_weight, k_weight, q, keys, values, next_weight, eps, chunks, share,
+    x, row_stride, cos, sin, q_weight, k_weight, q, keys, values, eps,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, STEP: tl.constexpr,
-    OVERLAPS: tl.constexpr, AHEAD: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (HQ + 2 HKV + columns of programs that fetch ahead, M). Head h of q starts at h STEP of its row; those of k
-    and v follow, D each."""
-    head = tl.program_id(0)
-    if AHEAD:  # noqa: SIM102 — the compiler decides this one
-        if head >= HQ + 2 * HKV:
-            program = (head - HQ - 2 * HKV) * tl.num_programs(1) + tl.program_id(1)
-            fetch_ahead(next_weight, program, chunks, share, 32)
-            return
-    row = tl.program_id(1).to(tl.int64)
+    """Grid (HQ + 2 HKV, M). Head h of q starts at h STEP of its row; those of k and v follow, D each."""
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     d = tl.arange(0, DP)
     inside = d < D
     # In the half-split form d rotates with the element half the rotary size away.
@@ -76,7 +67,6 @@ def rotate_heads(
     q: Tensor,  # [M, HQ, D] written
     keys: Tensor,  # [M, HKV, D] written
     values: Tensor,  # [M, HKV, D] written
-    ahead: Tensor | None = None,  # the next product's weight
 ) -> None:
     """Raises UnsupportedModelError where the rotary size is odd or larger than a head."""
     m, hq, d = q.shape
@@ -86,10 +76,7 @@ def rotate_heads(
             f"{r} rotated values of heads of {d}: must be even and fit", field="rope_parameters"
         )
     overlap = overlaps(x.device)
-    chunks = chunks_ahead(ahead, CHUNKS_AHEAD)
-    columns = triton.cdiv(spread(chunks, 32), m)
-    rotate_heads_kernel[(hq + 2 * hkv + columns, m)](
-        x, x.stride(0), cos, sin, q_weight, k_weight, q, keys, values, x if ahead is None else ahead, eps, chunks,
-        triton.cdiv(chunks, max(columns * m, 1)), hq, hkv, d, triton.next_power_of_2(d), r, step, overlap, chunks > 0,
-        num_warps=1, launch_pdl=overlap,
+    rotate_heads_kernel[(hq + 2 * hkv, m)](
+        x, x.stride(0), cos, sin, q_weight, k_weight, q, keys, values, eps, hq, hkv, d, triton.next_power_of_2(d), r,
+        step, overlap, num_warps=1, launch_pdl=overlap,
     )  # fmt: skip
