@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.triton_kernels.interpreter import spare_needless_work
+
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # These compile, or start interpreters.
 OUTER = ("test_compiled.py", "test_interpreted.py")
+
+if IS_INTERPRETED:
+    spare_needless_work()
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
