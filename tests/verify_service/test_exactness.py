@@ -21,7 +21,7 @@ from verify_service.engine import Engine
 from verify_service.request import Request
 from verify_service.sequence import Sequence
 
-NEW_TOKENS = 28
+NEW_TOKENS = 20
 LENGTHS = (1, 3, 16, 17, 70)  # around page and chunk edges
 
 
