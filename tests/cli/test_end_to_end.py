@@ -89,7 +89,7 @@ def test_chat_passes_a_refusal_on(running: Running) -> None:
 
 def test_bench_decode(running: Running, tmp_path: Path) -> None:
     result = draftwood(
-        "bench", "decode", "--verify", running.verify, "--limit", "20", "--rounds", "1", "--max-new", "5",
+        "bench", "decode", "--verify", running.verify, "--limit", "6", "--rounds", "1", "--max-new", "5",
         "--budgets", "7", "--chains", "7", "--algorithms", "none,dflash,ddtree,shadow",
         "--json", str(tmp_path / "result.json"), "--plot", str(tmp_path / "plot.png"),
     )  # fmt: skip
@@ -102,7 +102,7 @@ def test_bench_decode(running: Running, tmp_path: Path) -> None:
     assert found["none"]["tokens_per_step"] == 1.0
     assert found["ddtree 7"]["tokens_per_step"] > 1.0
     assert found["ddtree 7"]["fallback_steps"] == 0
-    assert found["none"]["num_tokens"] == found["ddtree 7"]["num_tokens"] == 20 * 4
+    assert found["none"]["num_tokens"] == found["ddtree 7"]["num_tokens"] == 6 * 4
     assert (tmp_path / "plot.png").is_file()
 
 

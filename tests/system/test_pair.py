@@ -198,7 +198,7 @@ def test_seeded_text_does_not_depend_on_the_drafter(pair: Pair, prompts: list[li
 
 def test_drafter_killed_and_restarted_in_mid_request(pair: Pair, prompts: list[list[int]]) -> None:
     """Field bug 4: SIGKILL once drafts are being accepted; the text does not change, and drafts resume."""
-    prompt, length = prompts[2], 200
+    prompt, length = prompts[2], 96
     plain = generate(pair, prompt, max_new_tokens=length, ignore_model_stop=True, algorithm=NONE).tokens
     before = pair.load()
     call = pair.stub.Generate(

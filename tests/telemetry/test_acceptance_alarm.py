@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import chain, cycle, islice
 
 import pytest
 from hypothesis import given
@@ -38,9 +39,16 @@ def test_limits(tokens_per_step: float, was: bool, is_now: bool) -> None:
     assert is_collapsed(WINDOW_STEPS, num_accepted, was_collapsed=was) is is_now
 
 
-@given(st.lists(st.integers(0, 2), min_size=WINDOW_STEPS, max_size=3 * WINDOW_STEPS))
-def test_only_the_last_window_counts(accepted: list[int]) -> None:
+# Patterns, each over and over: drawing hundreds of numbers one by one takes longer than what is tested.
+STRETCHES = st.tuples(
+    st.lists(st.integers(0, 2), min_size=1, max_size=7), st.integers(WINDOW_STEPS // 4, WINDOW_STEPS // 2)
+).map(lambda drawn: list(islice(cycle(drawn[0]), drawn[1])))
+
+
+@given(st.lists(STRETCHES, min_size=4, max_size=6))
+def test_only_the_last_window_counts(stretches: list[list[int]]) -> None:
     """The alarm's state is what the function says of the windows one after the other."""
+    accepted = list(chain.from_iterable(stretches))
     alarm, expected = AcceptanceAlarm(), False
     for i, count in enumerate(accepted, start=1):
         alarm.add(count)
