@@ -38,6 +38,6 @@ def test_sizes_follow_the_flags() -> None:
 
 
 def test_a_setting_that_cannot_be_served_is_named() -> None:
-    result = CliRunner().invoke(main, ["info", "--max-context", "4096"])
+    result = CliRunner().invoke(main, ["info", "--draft", "none", "--max-context", "4096"])
     assert result.exit_code != 0
     assert "--max-context is 4096, more than the 2048 positions of the target" in result.output

@@ -16,7 +16,7 @@ from draftwood.config import VerifyConfig
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 from tests.verify_service.harness import Answer, oracle_tree, run_all, start_engine
-from tests.verify_service.models import FAMILIES, VARIANTS, save_tiny
+from tests.verify_service.models import FAMILIES, THOROUGH, VARIANTS, save_tiny
 from verify_service.engine import Engine
 from verify_service.request import Request
 from verify_service.sequence import Sequence
@@ -179,8 +179,10 @@ def test_seeded_sampling_does_not_depend_on_drafts_or_batch(case: Case) -> None:
     assert len({tuple(t) for t in plain}) == len(plain)
 
 
+@pytest.mark.parametrize("case", [name for name, family in FAMILIES.items() if family.modes is THOROUGH], indirect=True)
 def test_penalties_count_along_the_path(case: Case) -> None:
-    """With penalties the draws depend on the answer so far, in a draft as without one."""
+    """With penalties the draws depend on the answer so far, in a draft as without one. No model knows of them, so that
+    few families stand for all."""
     sampling = SamplingParams(presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.3, logit_bias={7: 2.0})
     requests = [make_request(p, sampling=sampling) for p in prompts()[:2]]
     case.script["make"] = None
