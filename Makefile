@@ -23,11 +23,8 @@ bench: setup  ## tokens per second: plain decoding, chain, tree
 
 # Two workers, one thread each; a file's services are started once, for all its tests. Dozens of processes start: with
 # bytecode kept, wherever the environment would not, they need not compile our modules anew.
-ALONE := tests/core tests/draft_service tests/gateway tests/triton_kernels tests/verify_service
-
 test: setup  ## every test that needs neither a GPU nor minutes
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal $(ALONE)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: setup  ## format, lint, types, imports, protos, Dockerfile, stubs
 	ruff format --check .

@@ -12,10 +12,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 settings.register_profile("draftwood", deadline=None, derandomize=True)
 settings.load_profile("draftwood")
 
-# Two workers end together where what takes longest begins first.
-LONG = ("test_compiled_pass.py", "test_interpreted.py", "test_compiled.py", "test_soak.py", "test_readme.py")
+# Two workers, each with a whole file at a time, end together where what takes longest begins first.
+LONG = (
+    "triton_kernels/test_compiled.py",
+    "verify_service/test_exactness.py",
+    "triton_kernels/test_interpreted.py",
+    "verify_service/test_compiled_pass.py",
+    "tests/test_readme.py",
+    "cli/test_soak.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, everything else in its order."""
-    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+    items.sort(key=lambda item: next((i for i, name in enumerate(LONG) if item.path.match(name)), len(LONG)))
