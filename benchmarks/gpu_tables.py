@@ -23,8 +23,9 @@ SHAPE = "Qwen3.6-27B"
 def region() -> str:
     """The text between the two comments."""
     step, draft = _read(f"step_{SHAPE}"), _read(f"draft_{SHAPE}-DFlash")
-    attention, mamba2, sampling = _read("attention"), _read("mamba2"), _read("sampling")
-    return "\n\n".join((_step(step), _draft(draft), _attention(attention), _mamba2(mamba2), _sampling(sampling)))
+    attention, gdn, mamba2, sampling = (_read(name) for name in ("attention", "gdn", "mamba2", "sampling"))
+    parts = (_step(step), _draft(draft), _attention(attention), _gdn(gdn), _commits(gdn), _mamba2(mamba2))
+    return "\n\n".join((*parts, _sampling(sampling)))
 
 
 def write(text: str) -> str:
@@ -83,6 +84,43 @@ def _attention(result: dict[str, Any]) -> str:
             "FlexAttention",
             "SDPA, dense mask",
         ),
+        rows,
+    )
+
+
+def _gdn(result: dict[str, Any]) -> str:
+    rows = [
+        (row["batch"], row["nodes"], f"{row['all_layers_ms']:.2f}", f"{row['all_layers_with_norm_ms']:.2f}",
+         f"{row['floor_ms']:.2f}", f"{row['error']:.1e}")
+        for row in sorted(result["verify"], key=lambda row: (row["batch"], row["nodes"]))
+    ]  # fmt: skip
+    rivals, worst = result["rivals"], max(row["error"] for row in result["precision"])
+    return _table(
+        f"Gated DeltaNet, 48 layers of 16 key and 48 value heads of 128, {_where(result['environment'], {})}: "
+        "convolution, gates and verify. Errors are relative (Frobenius) to float64, of float32 outputs; the worst over "
+        f"three regimes of keys, trees of up to 256 nodes and chains of up to 64 is {worst:.1e}. For one layer and 64 "
+        f"nodes, verify takes {_verify_us(result, 1, 64):.1f} µs, flash-linear-attention's recurrence over a chain of "
+        f"64 {rivals['fla_chain_us']:.1f} µs ({rivals['times_fla_chain']:.1f} ×), and a state for every node "
+        f"{rivals['state_per_node_us']:.1f} µs ({rivals['times_state_per_node']:.1f} ×; the floor of its bytes is "
+        f"{rivals['state_per_node_floor_us']:.1f} µs), with {rivals['state_per_node_mib']:.0f} MiB of states for a "
+        f"request where {rivals['memory_mib']:.0f} MiB are kept here.",
+        ("batch", "nodes", "all layers, ms", "with gated norms, ms", "floor by bytes, ms", "error"),
+        rows,
+    )
+
+
+def _verify_us(result: dict[str, Any], batch: int, nodes: int) -> float:
+    return next(row["verify_us"] for row in result["verify"] if (row["batch"], row["nodes"]) == (batch, nodes))
+
+
+def _commits(result: dict[str, Any]) -> str:
+    rows = [
+        (row["batch"], row["path"], f"{row['ms']:.3f}", f"{row['floor_ms']:.3f}")
+        for row in sorted(result["commit"], key=lambda row: (row["batch"], row["path"]))
+    ]
+    return _table(
+        f"Commit of those 48 layers, one launch, {_where(result['environment'], {})}.",
+        ("batch", "path", "ms", "floor by bytes, ms"),
         rows,
     )
 

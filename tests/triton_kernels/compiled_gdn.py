@@ -101,7 +101,7 @@ def _entries() -> tuple[Entry, ...]:
                 f"recurrent_commit{'-snapshots' if snapshots else ''}",
                 f"{KERNELS}.recurrent_commit:recurrent_commit_kernel",
                 RECURRENT_COMMIT,
-                commit | {"IS_DELTA": True, "HAS_SNAPSHOTS": snapshots, "TOUCHED": 16},
+                commit | {"IS_DELTA": True, "HAS_SNAPSHOTS": snapshots},
                 num_warps=4,
             )
             for snapshots in (False, True)
@@ -112,7 +112,7 @@ def _entries() -> tuple[Entry, ...]:
             RECURRENT_COMMIT | pointers(i32="conv norms g beta"),
             commit
             | {"HV": 0, "HK": 1, "K": 16, "V": 16, "BV": 16, "KC": 16, "C": 2048, "TAPS": 3}
-            | {"IS_DELTA": False, "HAS_SNAPSHOTS": False, "TOUCHED": 0},
+            | {"IS_DELTA": False, "HAS_SNAPSHOTS": False},
             num_warps=1,
         ),
     )

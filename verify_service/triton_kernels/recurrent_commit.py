@@ -22,7 +22,6 @@ from verify_service.triton_kernels.launching import require
 
 WINDOW_BLOCK = 1024  # channels
 STATE, STATE_WARPS = 8192, 4  # numbers of a state that a program has
-TOUCHED = 16  # tokens whose inputs are called into the first cache before the first of them is used
 KEY_CHUNK = 32  # so that 8 lanes share a row, and sum it in three exchanges
 
 
@@ -49,32 +48,6 @@ def _token(
         k = k + (tl.load(conv + first_key + start + tl.arange(0, KC)),)  # noqa: RUF005 — Triton has no unpacking
     norm = tl.load(norms + node * 2 * HK) if IS_DELTA else 1.0
     return k, norm, tl.load(conv + rows), tl.load(g + node * HV), tl.load(beta + node * HV)
-
-
-@triton.jit
-def _touch(at):
-    """Reads what is at each pointer into the first cache; nothing waits for it."""
-    tl.inline_asm_elementwise("ld.global.b32 $0, [$1];", "=r,l", [at], tl.int32, False, 1)
-
-
-@triton.jit
-def _touch_tokens(
-    conv, norms, g, beta, path, n, first_key, first_row, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr,
-    V: tl.constexpr, BV: tl.constexpr, IS_DELTA: tl.constexpr, TOUCHED: tl.constexpr,
-):  # fmt: skip
-    """Inputs of the path's tokens: while memory is busy with states, a way to the second cache takes longer than a
-    token."""
-    C: tl.constexpr = 2 * HK * K + HV * V
-    LINE: tl.constexpr = 1024 // conv.dtype.element_ty.primitive_bitwidth
-    nodes = tl.load(path + tl.minimum(tl.arange(0, TOUCHED), n - 1))
-    for start in tl.static_range(0, K, LINE):
-        _touch(conv + nodes * C + first_key + start)
-    for start in tl.static_range(0, BV, LINE):
-        _touch(conv + nodes * C + first_row + start)
-    _touch(g + nodes * HV)
-    _touch(beta + nodes * HV)
-    if IS_DELTA:
-        _touch(norms + nodes * 2 * HK)
 
 
 @triton.jit
@@ -107,7 +80,7 @@ def _store_state(at, s, K: tl.constexpr, KC: tl.constexpr):
 def _commit_state(
     conv, norms, g, beta, path, n, node, next_node, states, snapshots, layer, b, block, slot, B, N, T, HK: tl.constexpr,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, KC: tl.constexpr, IS_DELTA: tl.constexpr,
-    HAS_SNAPSHOTS: tl.constexpr, TOUCHED: tl.constexpr,
+    HAS_SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     C: tl.constexpr = 2 * HK * K + HV * V
     hv = block // (V // BV)
@@ -117,17 +90,13 @@ def _commit_state(
     states += layer * T * HV * V * K + (hv * V + rows[:, None]) * K + tl.arange(0, KC)[None, :]
     s = ()
     for start in tl.static_range(0, K, KC):
-        s = s + (tl.load(states + slot * HV * V * K + start, cache_modifier=".cg"),)  # noqa: RUF005
+        s = s + (tl.load(states + slot * HV * V * K + start),)  # noqa: RUF005
     conv += first * C
     norms += first * 2 * HK + HK + hk
     g += first * HV + hv
     beta += first * HV + hv
     key = (HK * K if IS_DELTA else HV * V) + hk * K
-    values = (2 * HK * K if IS_DELTA else 0) + hv * V
-    if TOUCHED > 0:
-        first_row = values + block % (V // BV) * BV
-        _touch_tokens(conv, norms, g, beta, path, n, key, first_row, HK, HV, K, V, BV, IS_DELTA, TOUCHED)
-    rows += values
+    rows += (2 * HK * K if IS_DELTA else 0) + hv * V
     # One token ahead, and its node one more, so that a step waits for no load.
     token = _token(conv, norms, g, beta, node, key, rows, HK, HV, K, V, KC, IS_DELTA)
     node = next_node
@@ -181,7 +150,6 @@ def recurrent_commit_kernel(
     conv, norms, g, beta, inputs, path, length, states, windows, slots, snapshots, B, N, T, D: tl.constexpr,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr,
     BV: tl.constexpr, KC: tl.constexpr, BC: tl.constexpr, IS_DELTA: tl.constexpr, HAS_SNAPSHOTS: tl.constexpr,
-    TOUCHED: tl.constexpr,
 ):  # fmt: skip
     """grid (HV V / BV + ceil(C / BC), B, R): BV rows of a head's state, or BC channels of a window."""
     block, b, layer = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -198,7 +166,7 @@ def recurrent_commit_kernel(
         elif block < STATE_BLOCKS:
             _commit_state(
                 conv, norms, g, beta, path, n, node, tl.where(n > 1, next_node, node), states, snapshots, layer, b,
-                block, slot, B, N, T, HK, HV, K, V, BV, KC, IS_DELTA, HAS_SNAPSHOTS, TOUCHED,
+                block, slot, B, N, T, HK, HV, K, V, BV, KC, IS_DELTA, HAS_SNAPSHOTS,
             )  # fmt: skip
         else:
             _commit_window(
@@ -238,8 +206,7 @@ def recurrent_commit(
         unused if snapshot_slots is None else snapshot_slots, b, n, slots, path.shape[1], key_heads, heads, key_dim,
         value_dim, channels, taps, rows, min(key_dim, KEY_CHUNK), WINDOW_BLOCK,
         recurrent is not None and recurrent.norms is not None,
-        snapshot_slots is not None, TOUCHED if inputs.is_cuda else 0,
-        num_warps=max(1, min(STATE_WARPS, rows * key_dim // 512)),
+        snapshot_slots is not None, num_warps=max(1, min(STATE_WARPS, rows * key_dim // 512)),
     )  # fmt: skip
 
 
