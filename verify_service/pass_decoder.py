@@ -15,7 +15,7 @@ from verify_service.commit import Committer
 from verify_service.decoder import Decoder, Stages, Walk
 from verify_service.features import FeatureProjector
 from verify_service.sequence import Sequence
-from verify_service.step import StepRow, derive
+from verify_service.step import StepRow, derive, padded
 from verify_service.target.model import PassOutputs, TargetModel
 
 
@@ -47,7 +47,7 @@ class PassDecoder(Decoder):
         inputs = derive(rows, taps=self.model.spec.taps, scratch_slot=SCRATCH_SLOT)
         t1 = time.perf_counter()
         outputs = self.model.run(inputs, self.pools)
-        logits = self.model.logits(outputs.hidden[:, : max(t.num_nodes for t in trees)])
+        logits = self.model.logits(outputs.hidden[:, : padded(max(t.num_nodes for t in trees))])
         t2 = time.perf_counter()
         walks = [self._walk(s, t, logits[i]) for i, (s, t) in enumerate(zip(batch, trees, strict=True))]
         t3 = time.perf_counter()
@@ -71,6 +71,8 @@ class PassDecoder(Decoder):
         taps = outputs.taps
         if self.projector is None or taps is None or not paths:
             return {}
-        picked = torch.cat([taps[row].index_select(0, torch.tensor(path)) for row, path in paths.items()])
-        projected = self.projector.project(picked).split([len(path) for path in paths.values()])
+        index = [row * taps.shape[1] + node for row, path in paths.items() for node in path]
+        spare = padded(len(index)) - len(index)
+        picked = taps.flatten(0, 1).index_select(0, torch.tensor(index + index[:1] * spare))
+        projected = self.projector.project(picked)[: len(index)].split([len(path) for path in paths.values()])
         return dict(zip(paths, projected, strict=True))

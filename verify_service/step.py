@@ -12,9 +12,7 @@ from torch import Tensor
 
 from draftwood.tree import DraftTree
 
-# Each number of rows costs code for its products (about 170 KB a product, made in 2 ms), each shape temporaries of
-# sizes of its own: few of them keep memory in bounds.
-NODE_MULTIPLE, LARGE_NODE_MULTIPLE = 4, 16
+ROW_MULTIPLE, LARGE_ROW_MULTIPLE = 4, 16
 PREFIX_MULTIPLE = 64
 
 
@@ -44,11 +42,10 @@ class StepRow:
 
 def derive(rows: Sequence[StepRow], *, taps: int, scratch_slot: int, num_nodes: int | None = None) -> StepInputs:
     """Builds the inputs of a pass; `num_nodes` pads N beyond the largest tree, and several lone roots are padded to two
-    nodes: the graph of several trees serves them, too (docs/decisions/0007). Beyond 2, N is a multiple of 4,
-    beyond 16 of 16."""
+    nodes: the graph of several trees serves them, too (docs/decisions/0007). N is `padded`."""
     b = len(rows)
     n = max(max(row.tree.num_nodes for row in rows), num_nodes or 0, 2 if b > 1 else 1)
-    n = n if n <= 2 else _rounded(n, NODE_MULTIPLE if n <= LARGE_NODE_MULTIPLE else LARGE_NODE_MULTIPLE)
+    n = padded(n)
     length = _rounded(max(1, *(row.base_length for row in rows)), PREFIX_MULTIPLE)
     input_ids = np.zeros((b, n), np.int64)
     positions = np.zeros((b, n), np.int64)
@@ -76,6 +73,15 @@ def derive(rows: Sequence[StepRow], *, taps: int, scratch_slot: int, num_nodes: 
         conv_index=torch.from_numpy(conv_index),
         state_slots=torch.from_numpy(state_slots),
     )
+
+
+def padded(num_rows: int) -> int:
+    """The number of rows that so many are padded to: 1, 2, a multiple of 4, beyond 16 a multiple of 16. Each number
+    costs code for its products (about 170 KB a product, made in 2 ms), each shape temporaries of sizes of its own: few
+    of them keep memory in bounds (docs/decisions/0015)."""
+    if num_rows <= 2:
+        return num_rows
+    return _rounded(num_rows, ROW_MULTIPLE if num_rows <= LARGE_ROW_MULTIPLE else LARGE_ROW_MULTIPLE)
 
 
 def _rounded(count: int, multiple: int) -> int:

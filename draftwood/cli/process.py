@@ -18,6 +18,8 @@ LAUNCHER = Path(__file__).with_name("launcher.py")
 STOP_GRACE_S = 10.0  # beside the time that a service lets requests go on for
 _READY = re.compile(r" ready on (?:https?://)?(?P<address>[^\s/]+:\d+)")
 _TAIL_LINES = 20
+# What Triton's bindings report after an exception that ends a process, dozens of lines behind the one that matters.
+_LEAKS = re.compile(r"nanobind: |\s*- (?:leaked |\.\.\. skipped remainder)|\s*See https://nanobind\.")
 _MAX_LINE_BYTES = 1 << 20
 
 LineSink = Callable[[str, str], None]  # service name, line
@@ -144,6 +146,8 @@ class ServiceProcess:
 
     async def _read_errors(self, stream: asyncio.StreamReader) -> None:
         async for line in _lines(stream):
+            if _LEAKS.match(line):
+                continue
             self._tail.append(line)
             if self._on_line is not None:
                 self._on_line(self.name, line)
