@@ -151,7 +151,7 @@ def test_a_taken_port_is_an_error_at_once(start: Start, fakes: FakeServices) -> 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        process = start("--port", str(listener.getsockname()[1]))
+        process = start("--port", str(listener.getsockname()[1]), "--draft-port", "0", "--verify-port", "0")
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 2
     assert errors.startswith("error: --port ")
