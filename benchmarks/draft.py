@@ -81,6 +81,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="Directory for draft_SHAPE.json.")
     parser.add_argument("--commit", help="The commit that is measured, where git does not say it.")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("measures on a GPU, and torch finds none here")
     drafter = build(args.draft, args.target, torch.bfloat16, max_context=args.context + 1024)
     parts = [part for part in drafter.model.modules() if isinstance(part, PackedLinear)]
     weights = sum(part.weight.nbytes for part in parts if part is not drafter.model.context_kv)

@@ -236,6 +236,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="Directory for step_SHAPE.json.")
     parser.add_argument("--commit", help="The commit that is measured, where git does not say it.")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("measures on a GPU, and torch finds none here")
     bandwidth = copy_bandwidth(DEVICE)
     torch.cuda.empty_cache()
     dtype: torch.dtype = getattr(torch, args.dtype)

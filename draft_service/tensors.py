@@ -145,7 +145,8 @@ def _check_target(text: Mapping[str, Any], config: DrafterConfig) -> None:
     for key, has, wants in pairs:
         if has != wants:
             raise ModelMismatchError(
-                f"the target's {key} is {has}, the draft model was made for {wants}: they do not belong together",
+                f"the target's {key} is {has}, the draft model was made for {wants}: they do not belong together. "
+                "--draft names the drafter trained for the target; without it the embedded target's is taken",
                 field=key,
             )
 

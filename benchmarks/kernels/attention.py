@@ -189,6 +189,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "h200" / "attention.json")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("measures on a GPU, and torch finds none here")
     measure(tuple(arguments.batches), arguments.output)
 
 

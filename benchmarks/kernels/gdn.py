@@ -236,6 +236,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200"))
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("measures on a GPU, and torch finds none here")
     torch.manual_seed(0)
     bandwidth = copy_bandwidth()
     result: dict[str, Any] = {"copy_tb_s": bandwidth / 1e12, "verify": [], "commit": []}

@@ -64,6 +64,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200"), help="Directory for mamba2.json.")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("measures on a GPU, and torch finds none here")
     torch.manual_seed(0)
     bandwidth = copy_bandwidth(1 << 30)
     rows: list[dict[str, Any]] = []

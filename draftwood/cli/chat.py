@@ -34,7 +34,11 @@ def _not_empty(_context: click.Context, argument: click.Parameter, value: str) -
 @settings(PeerConfig, only=("tls_ca",))
 @click.option("--api-key-file", default="", help="File with the API key to send; of several lines the first.")
 @click.option("--system", help="System message.")
-@click.option("--temperature", type=FiniteRange(0), help="0 is greedy; above, tokens are drawn.")
+@click.option(
+    "--temperature",
+    type=FiniteRange(0),
+    help="0 is greedy; above, tokens are drawn; without it, the gateway's default of 1.",
+)
 @click.option("--seed", type=int, help="Seed of the draws: the same seed gives the same text, whatever is drafted.")
 @click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest answer in tokens.")
 @click.option("--algorithm", type=click.Choice(ALGORITHMS), help="How candidates are proposed for this question.")
