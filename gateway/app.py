@@ -39,7 +39,6 @@ from gateway.sse import CLIENT_CLOSED_REQUEST, EventStream, unless_hung_up
 from gateway.telemetry import Telemetry, TelemetryMiddleware
 from gateway.verify_client import Target, VerifyClient
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}", "/health", "/version")
 HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
 
 
@@ -218,7 +217,8 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
     code, message = HTTP_CODES.get(error.status_code, "http_error"), error.detail
     match code:
         case "not_found":
-            message = f"nothing is served at {show(request.url.path)}; there are {', '.join(PATHS)}"
+            paths = ", ".join(route.path_format for route in request.app.routes)
+            message = f"nothing is served at {show(request.url.path)}; there are {paths}"
         case "method_not_allowed":
             allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
             message = f"{request.url.path} takes {allowed}, not {request.method}"
