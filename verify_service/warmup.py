@@ -47,8 +47,8 @@ def warm_up(service: Service, *, compile_steps: bool) -> None:
     decoder.model.is_warming = False
     # The largest passes last: what they need is then the process's own before the first request, and the heap does not
     # grow among what requests leave behind.
-    largest = (1, service.engine.prefill_tokens), (scheduler.max_batch, service.defaults.limits.max_tree_budget + 1)
-    for b, n in largest:
+    largest = service.defaults.limits.max_tree_budget + 1 if service.defaults.is_drafted else 1
+    for b, n in ((1, service.engine.prefill_tokens), (scheduler.max_batch, largest)):
         _pass(decoder, b, n, scheduler.pages.page_size)
     reset_slot(decoder.pools, 0)
 
