@@ -20,6 +20,7 @@ from torch import Tensor
 from benchmarks.kernels import gdn_precision
 from benchmarks.kernels.gdn_rivals import sequential_chain, state_per_node
 from benchmarks.kernels.timing import copy_bandwidth, graph_seconds, sweep, write
+from benchmarks.kernels.trees import ancestor_words, random_parents
 from verify_service.triton_kernels.conv_gate import Gates, conv_gate
 from verify_service.triton_kernels.gdn_verify import GatedNorm, gdn_scratch, gdn_verify, gdn_verify_plain
 from verify_service.triton_kernels.recurrent_commit import RecurrentInputs, recurrent_commit, recurrent_commit_plain
@@ -33,25 +34,6 @@ STATE = HV * V * K * 4  # bytes
 
 def relative(got: Tensor, wanted: Tensor) -> float:
     return float((got.double() - wanted.double()).norm() / wanted.double().norm())
-
-
-def random_parents(rng: random.Random, nodes: int, depth: int = 15) -> list[int]:
-    """Parents as drafts have them: long paths with siblings, at most `depth` deep."""
-    parents, depths = [-1], [0]
-    while len(parents) < nodes:
-        parent = len(parents) - 1 if rng.random() < 0.4 else rng.randrange(len(parents))
-        if depths[parent] < depth:
-            parents.append(parent)
-            depths.append(depths[parent] + 1)
-    return parents
-
-
-def ancestor_words(parents: list[int]) -> list[list[int]]:
-    seen: list[int] = []
-    for i, parent in enumerate(parents):
-        seen.append((seen[parent] if parent >= 0 else 0) | 1 << i)
-    words = [[(bits >> (64 * w)) & (2**64 - 1) for w in range(-(-len(parents) // 64))] for bits in seen]
-    return [[w - 2**64 if w >= 2**63 else w for w in row] for row in words]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.kernels.trees import ancestor_words, random_parents
 from verify_service.triton_kernels.gdn_verify import gdn_scratch, gdn_verify
 
 HK, HV, K, V = 16, 48, 128, 128
@@ -55,15 +56,6 @@ def recurrence(
     return torch.stack(outs)
 
 
-def words(parents: list[int]) -> Tensor:
-    """Ancestor bitsets [1, N, W]."""
-    seen: list[int] = []
-    for i, parent in enumerate(parents):
-        seen.append((seen[parent] if parent >= 0 else 0) | 1 << i)
-    rows = [[(bits >> (64 * w)) & (2**64 - 1) for w in range(-(-len(parents) // 64))] for bits in seen]
-    return torch.tensor([[[w - 2**64 if w >= 2**63 else w for w in row] for row in rows]]).cuda()
-
-
 def measure(trees: dict[str, list[int]]) -> list[dict[str, Any]]:
     """Relative (Frobenius) errors of trees by name, of each regime."""
     found: list[dict[str, Any]] = []
@@ -73,22 +65,15 @@ def measure(trees: dict[str, list[int]]) -> list[dict[str, Any]]:
         for regime in REGIMES:
             conv, norms, g, beta, states = draw(regime, n)
             out = torch.full((1, n, HV, V), torch.nan, device="cuda")
-            gdn_verify(conv, norms, g, beta, words(parents), states, slots, out, gdn_scratch(1, n, HV, V, out.device))
+            words = torch.tensor([ancestor_words(parents)]).cuda()
+            gdn_verify(conv, norms, g, beta, words, states, slots, out, gdn_scratch(1, n, HV, V, out.device))
             wanted = recurrence(conv, norms, g, beta, states[1].double(), parents)
             error = float((out[0].double() - wanted).norm() / wanted.norm())
             found.append({"tree": name, "nodes": n, "regime": regime, "error": error})
     return found
 
 
-def trees_of(sizes: tuple[int, ...], depth: int = 15) -> dict[str, list[int]]:
+def trees_of(sizes: tuple[int, ...]) -> dict[str, list[int]]:
     """Trees as drafts have them, and chains of the path's limit and of 64."""
-    trees: dict[str, list[int]] = {}
-    for n in sizes:
-        rng, parents, depths = random.Random(n), [-1], [0]
-        while len(parents) < n:
-            parent = len(parents) - 1 if rng.random() < 0.4 else rng.randrange(len(parents))
-            if depths[parent] < depth:
-                parents.append(parent)
-                depths.append(depths[parent] + 1)
-        trees[f"tree of {n}"] = parents
+    trees = {f"tree of {n}": random_parents(random.Random(n), n) for n in sizes}
     return trees | {f"chain of {n}": list(range(-1, n - 1)) for n in (16, 64)}

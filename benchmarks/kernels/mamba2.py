@@ -17,20 +17,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.timing import copies, copy_bandwidth, sweep, write
+from benchmarks.kernels.trees import ancestor_words
 from verify_service.triton_kernels.mamba2_verify import mamba2_verify, mamba2_verify_plain
 
 HK, HV, V, K = 8, 128, 64, 128
 CHANNELS = HV * V + 2 * HK * K
 
 
-def ancestor_words(nodes: int, rng: random.Random) -> Tensor:
-    """[nodes, W] int64 of a tree with long paths and siblings."""
-    seen = [1]
-    for i in range(1, nodes):
-        parent = i - 1 if rng.random() < 0.5 else rng.randrange(max(0, i - 12), i)
-        seen.append(seen[parent] | 1 << i)
-    words = [[(bits >> (64 * w)) & (2**64 - 1) for w in range(-(-nodes // 64))] for bits in seen]
-    return torch.tensor([[w - 2**64 if w >= 2**63 else w for w in row] for row in words])
+def near_parents(nodes: int, rng: random.Random) -> list[int]:
+    """Parents of a tree with long paths and siblings."""
+    drawn = (i - 1 if rng.random() < 0.5 else rng.randrange(max(0, i - 12), i) for i in range(1, nodes))
+    return [-1, *drawn]
 
 
 def case(b: int, n: int) -> tuple[Tensor, ...]:
@@ -39,7 +36,7 @@ def case(b: int, n: int) -> tuple[Tensor, ...]:
     conv = torch.nn.functional.silu(torch.randn(b, n, CHANNELS, device="cuda")).bfloat16()
     dt = torch.nn.functional.softplus(torch.randn(b, n, HV, device="cuda"))
     g = -dt * torch.rand(HV, device="cuda") * 2
-    words = torch.stack([ancestor_words(n, rng) for _ in range(b)]).cuda()
+    words = torch.tensor([ancestor_words(near_parents(n, rng)) for _ in range(b)]).cuda()
     states = torch.randn(b + 1, HV, V, K, device="cuda")
     slots = torch.arange(1, b + 1, dtype=torch.int32, device="cuda")
     return conv, g, dt, words, states, slots, torch.randn(HV, device="cuda")
