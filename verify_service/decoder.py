@@ -22,7 +22,7 @@ from draftwood.tree import DraftTree
 from verify_service.acceptance import Accepted, Finish, accept
 from verify_service.cache.pools import Pools, reset_slot
 from verify_service.drafter import Drafter, Drafts
-from verify_service.draws import NodeDraws, log_probs_of, logits_row
+from verify_service.draws import NodeDraws, check_finite, log_probs_of, logits_row
 from verify_service.observer import SequenceStep, StepObserver
 from verify_service.request import Failed, Finished, StageTimes, Started, TokenLogProbs, Tokens, Trace
 from verify_service.scheduler import PREFILL_CHUNK
@@ -104,6 +104,8 @@ class Decoder(ABC):
     def first_token(self, sequence: Sequence) -> Finished | Failed | None:
         """Draws the token after the prompt and sends it; returns the end where the answer ends with it."""
         hidden = self._prefill_hidden.pop(sequence.sequence_id)
+        if sequence.error is not None:
+            return Failed(sequence.error)
         # A tree whose root is the prompt's last token, already committed: the draw's position is base_length.
         tree = DraftTree.root_only(sequence.request.prompt[-1])
         sequence.base_length -= 1
@@ -205,7 +207,13 @@ class Decoder(ABC):
         for i in range(hidden.shape[0]):
             position = base + i + 1
             if position < len(prompt):
-                sequence.prompt_log_probs.append(log_probs_of(logits_row(logits[i]), prompt[position], num_top))
+                row = logits_row(logits[i])
+                try:
+                    check_finite(row, position)
+                except DraftwoodError as error:
+                    sequence.error = sequence.error or error
+                else:
+                    sequence.prompt_log_probs.append(log_probs_of(row, prompt[position], num_top))
 
     def _log_step(self, sequence: Sequence, trace: Trace) -> None:
         times = trace.times

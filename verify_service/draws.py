@@ -39,11 +39,7 @@ class NodeDraws:
         sequence, request = self.sequence, self.sequence.request
         row = logits_row(self.logits[node])
         depth = self.tree.depths[node]
-        if not math.isfinite(largest := float(row.max())):  # NaN where any of them is
-            raise InternalError(
-                f"the target's logits are not finite at position {sequence.base_length + depth + 1} of this request "
-                f"(the largest is {largest}): its context overflows the number format, or a weight is damaged"
-            )
+        check_finite(row, sequence.base_length + depth + 1)
         allowed = row
         if len(sequence.answer) + depth < request.min_new_tokens:
             allowed = row.copy()
@@ -60,6 +56,18 @@ class NodeDraws:
 def logits_row(logits: Tensor) -> NDArray[np.float32]:
     """One row as float32 numpy; torch's own arg-max is several times slower on a CPU."""
     return logits.to(torch.float32).cpu().numpy()
+
+
+def check_finite(
+    logits: NDArray[np.float32],  # [vocab_size]
+    position: int,  # that they are for
+) -> None:
+    """Raises InternalError where they are no distribution."""
+    if not math.isfinite(largest := float(logits.max())):  # NaN where any of them is
+        raise InternalError(
+            f"the target's logits are not finite at position {position} of this request (the largest is {largest}): "
+            "its context overflows the number format, or a weight is damaged"
+        )
 
 
 def log_probs_of(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.errors import DraftwoodError
 from draftwood.sampling import TokenCounts
 from verify_service.request import Event, Request, Stats, TokenLogProbs
 
@@ -37,6 +38,7 @@ class Sequence:
     answer: list[int] = field(default_factory=list[int])  # generated tokens, the root the last of them
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list[TokenLogProbs])
     first_token_at: float = 0.0
+    error: DraftwoodError | None = None  # what prefill met; the request ends with it
 
     # What the drafter holds.
     link_id: int = 0

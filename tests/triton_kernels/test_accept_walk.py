@@ -52,6 +52,7 @@ def test_walks_are_those_of_the_definition(device: torch.device, n: int, d: int)
         )
     counts = [tree.num_nodes for tree in trees[:-1]] + [0]
     drawn = torch.tensor([draws(rng, tree, n) for tree in trees], dtype=torch.int32)
+    drawn[1::4, n // 3] = -1
     stops = torch.tensor([[3, -1, -1] if i % 3 == 0 else [-1, -1, -1] for i in range(b)], dtype=torch.int32)
     remaining = torch.tensor([rng.randint(1, 9) for _ in range(b)], dtype=torch.int32)
     inputs = (ids, parents, torch.tensor(counts, dtype=torch.int32), drawn, stops, remaining)
@@ -62,7 +63,7 @@ def test_walks_are_those_of_the_definition(device: torch.device, n: int, d: int)
     for name, g, w in zip(("path", "path_length", "tokens", "finish"), got, want, strict=True):
         assert g.tolist() == w.tolist(), name
     if n > 1:
-        assert {0, 1, 2} == set(got[3].tolist())
+        assert {0, 1, 2, 3} == set(got[3].tolist())
         assert max(got[1].tolist()) > 2
 
 
@@ -76,3 +77,14 @@ def test_a_cut_walk_commits_nothing(device: torch.device) -> None:
         (got[0], got[1], got[2], got[3]),
     )  # fmt: skip
     assert [part.tolist() for part in got] == [[[0, 1, 2, 0]], [0], [[6, 7, 9, -1]], [1]]
+
+
+def test_a_node_without_a_draw_ends_the_walk(device: torch.device) -> None:
+    """Also where lists of stop tokens are padded with the number that means none."""
+    ids, parents = torch.tensor([[5, 6, 7]], device=device), torch.tensor([[-1, 0, 1]], device=device).int()
+    counts, drawn = torch.tensor([3], device=device).int(), torch.tensor([[6, -1, 9]], device=device).int()
+    stops, remaining = torch.tensor([[9, -1]], device=device).int(), torch.tensor([2], device=device).int()
+    for walk in (accept_walk, accept_walk_plain):
+        got = outcome(1, 4, device)
+        walk(ids, parents, counts, drawn, stops, remaining, (got[0], got[1], got[2], got[3]))
+        assert [part.tolist() for part in got] == [[[0, 1, 0, 0]], [0], [[6, -1, -1, -1]], [3]]

@@ -58,7 +58,7 @@ def test_ties_go_to_the_lower_id(device: torch.device) -> None:
     counts, workspace = torch.tensor([3], dtype=torch.int32, device=device), sample_workspace(3, device)
     positions, sampling = torch.zeros(1, 3, dtype=torch.int64, device=device), RowSampling.of([ROWS[0]], device)
     sample(logits, positions, counts, sampling, tokens, workspace, has_filters=False)
-    assert tokens.tolist() == [[17, 4097, 0]]
+    assert tokens.tolist() == [[17, 4097, -1]]
 
 
 def test_noise_decides_between_equal_logits(device: torch.device) -> None:
@@ -71,6 +71,23 @@ def test_noise_decides_between_equal_logits(device: torch.device) -> None:
     tokens, counts = torch.empty(1, 3, dtype=torch.int32, device=device), torch.tensor([3], dtype=torch.int32)
     sample(logits, positions, counts.to(device), sampling, tokens, workspace, has_filters=False)
     assert tokens[0].tolist() == [int(gumbel(12345, p + 1, 4099).argmax()) for p in range(3)]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_that_are_no_distribution_give_no_token(device: torch.device, value: float) -> None:
+    """Wherever the value is, in a tile of whichever program; other rows are drawn for as ever."""
+    rows = ROWS
+    logits = torch.randn(len(rows), 3, 5001, generator=torch.Generator().manual_seed(6)).to(device)
+    logits[:, 0, 4999] = value
+    logits[:, 1] = value
+    drawn(logits, rows, [3] * len(rows))
+    tokens = torch.full((len(rows), 3), -7, dtype=torch.int32, device=device)
+    counts = torch.full((len(rows),), 3, dtype=torch.int32, device=device)
+    positions = torch.zeros(len(rows), 3, dtype=torch.int64, device=device)
+    workspace = sample_workspace(3 * len(rows), device)
+    sample(logits, positions, counts, RowSampling.of(rows, device), tokens, workspace, has_filters=True)
+    assert (tokens[:, :2] == -1).all()
+    assert (tokens[:, 2] >= 0).all()
 
 
 @pytest.mark.parametrize("capacity", [4096, 16])  # 16: the tokens that matter do not fit, and the whole row is searched

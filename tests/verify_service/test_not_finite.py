@@ -67,8 +67,20 @@ def test_a_broken_prompt_ends_alone(engine: Engine, kind: str, value: float) -> 
     assert [answer.tokens for answer in again] == truth
 
 
-def test_an_answer_that_breaks_keeps_what_was_sent(engine: Engine) -> None:
+@pytest.fixture(params=["passes", "graphs"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """The engine of a CPU, and that of a GPU with plain kernels, which draws where the host does not look."""
+    save_tiny("qwen3_5_text", tmp_path, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
+    config = config_of(tmp_path, max_batch=3, algorithm="ddtree")
+    engine = build(config, kernels=PLAIN if request.param == "graphs" else None).engine
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+def test_an_answer_that_breaks_keeps_what_was_sent(either: Engine) -> None:
     """The broken token comes among the accepted nodes of a tree."""
+    engine = either
     prompt, other = (5, 9, 60), request("two", (8, 8, 8, 7))
     (truth, untouched) = (answer.tokens for answer in run_all(engine, [request("one", prompt), other]))
     place = next(i for i in range(4, NEW_TOKENS - 1) if truth[i] not in (*truth[:i], *untouched, *other.prompt))
@@ -101,3 +113,23 @@ def test_beside_graphs_a_broken_prompt_ends_alone_too(tmp_path: Path) -> None:
     engine.stop()
     assert isinstance(bad.end, Failed)
     assert [answer.tokens for answer in rest] == truth
+
+
+def test_log_probs_of_a_prompt_are_numbers_or_an_error(engine: Engine) -> None:
+    """One position of the prompt overflows, and nothing behind it does."""
+    target: Any = engine.decoder.target
+    logits = target.logits
+
+    def overflowing(hidden: torch.Tensor) -> torch.Tensor:
+        values = logits(hidden)
+        if values.shape[0] == 4:
+            values[1, 7] = torch.inf
+        return values
+
+    target.logits = overflowing
+    prompt, other = (5, 9, 60, 7), request("two", (8, 8, 8, 7, 7))
+    bad, good = run_all(engine, [request("bad", prompt, num_prompt_log_probs=1), other])
+    assert isinstance(bad.end, Failed)
+    assert "not finite at position 2 " in bad.end.error.message
+    assert isinstance(good.end, Finished)
+    assert engine.scheduler.pages.num_used == 0

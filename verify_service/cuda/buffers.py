@@ -19,6 +19,7 @@ from verify_service.target.spec import NO_RECURRENCE, TargetSpec
 
 MAX_STOP_IDS = 16
 FINISHES = (None, Finish.STOP, Finish.LENGTH)  # by their numbers in an outcome
+NO_DRAW = len(FINISHES)  # the number of a walk that came to a node whose logits are no distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Outcome:
     path: Tensor  # [B, D_path] int32, nodes, root first
     path_length: Tensor  # [B] int32
     tokens: Tensor  # [B, D_path] int32, drawn tokens; the last one is the bonus token
-    finish: Tensor  # [B] int32: 0 none, 1 stop, 2 length
+    finish: Tensor  # [B] int32: 0 none, 1 stop, 2 length, 3 no draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class StepBuffers:
         )
         self.draws = Draws(**{name: of[name] for name in Draws.__dataclass_fields__})
         self.input_ids = of["input_ids"]
-        self.drawn = new(b, n)  # the token drawn at each node
+        self.drawn = new(b, n)  # the token drawn at each node, -1 where its logits are no distribution
         rows, each = ((b, max_path), i32), ((b,), i32)
         self.result = Staging({"path": rows, "tokens": rows, "path_length": each, "finish": each}, device)
         self.outcome = Outcome(**self.result.device)

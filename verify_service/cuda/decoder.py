@@ -10,15 +10,17 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from draftwood.errors import InternalError
 from draftwood.graphs import Graphs, bucket
 from draftwood.tree import DraftTree
 from verify_service.acceptance import Accepted
-from verify_service.cuda.buffers import FINISHES, MAX_STOP_IDS, Arena, StepBuffers
+from verify_service.cuda.buffers import FINISHES, MAX_STOP_IDS, NO_DRAW, Arena, StepBuffers
 from verify_service.cuda.host_inputs import HostInputs, write_tree
 from verify_service.cuda.memory import NODES, PROMPT_NODES, drawn_nodes, node_bucket, passed_nodes
 from verify_service.cuda.programs import StepProgram
@@ -145,8 +147,12 @@ class GraphDecoder(Decoder):
             t2 = time.perf_counter()
             result = program.buffers.result.host
             for row, (sequence, tree), is_slow in zip(rows, group, slow, strict=True):
-                walk = self._host_walk(program, row, sequence, tree) if is_slow else _read(result, row, tree)
-                walks.append(walk)
+                if is_slow:
+                    walks.append(self._host_walk(program, row, sequence, tree))
+                elif result["finish"][row] == NO_DRAW:
+                    walks.append(self._broken_walk(program, row, sequence, tree))
+                else:
+                    walks.append(_read(result, row, tree))
             if any(slow):
                 program.commit()
                 self._wait()
@@ -181,6 +187,11 @@ class GraphDecoder(Decoder):
         result["path_length"][row] = len(accepted.path) if walk.goes_on else 0
         result["path"][row, : len(accepted.path)] = accepted.path
         return walk
+
+    def _broken_walk(self, program: StepProgram, row: int, sequence: Sequence, tree: DraftTree) -> Walk:
+        """A walk to a node without a draw, by the host, which says what is wrong there."""
+        walk = self._walk(sequence, tree, program.logits[row])
+        return replace(walk, error=walk.error or InternalError("the device found no draw where the host finds one"))
 
     def _wait(self) -> None:
         """Until the device has done everything so far."""

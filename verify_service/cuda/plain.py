@@ -12,7 +12,7 @@ from draftwood.sampling import SamplingParams, draw
 from draftwood.tree import DraftTree
 from verify_service.acceptance import accept
 from verify_service.cache.pools import Pools
-from verify_service.cuda.buffers import FINISHES, Draws, Outcome, Stash, Structure
+from verify_service.cuda.buffers import FINISHES, NO_DRAW, Draws, Outcome, Stash, Structure
 from verify_service.cuda.kernel_set import KernelSet
 from verify_service.kernels.add_norm import add_norm, swiglu
 from verify_service.kernels.ancestors import NODES_A_WORD, inclusive_of, off_path_of
@@ -221,7 +221,8 @@ def sample(logits: Tensor, s: Structure, d: Draws, drawn: Tensor, has_filters: b
         )
         for node in range(logits.shape[1]):
             values = logits[row, node].float().cpu().numpy()
-            drawn[row, node] = draw(values, params, int(s.positions[row, node]) + 1, noise)
+            is_sound = np.isfinite(values.max())
+            drawn[row, node] = draw(values, params, int(s.positions[row, node]) + 1, noise) if is_sound else -1
 
 
 def accept_walk(input_ids: Tensor, s: Structure, drawn: Tensor, d: Draws, outcome: Outcome) -> None:
@@ -235,10 +236,11 @@ def accept_walk(input_ids: Tensor, s: Structure, drawn: Tensor, d: Draws, outcom
             continue
         ids, parents, tokens = (t[row, :n].tolist() for t in (input_ids, s.parents, drawn))
         tree = DraftTree.from_nodes(ids[0], ids[1:], parents[1:], [0.0] * (n - 1))
-        stops = set(d.stop_ids[row].tolist()) - {-1}
+        stops = set(d.stop_ids[row].tolist())  # with -1: no draw
         walk = accept(tree, tokens.__getitem__, stop_token_ids=stops, max_tokens=int(d.remaining[row]))
         count = min(len(walk.path), limit)  # a longer walk goes on in the next step
         finish = FINISHES.index(walk.finish) if count == len(walk.path) else 0
+        finish = NO_DRAW if walk.tokens[count - 1] < 0 else finish
         outcome.path[row, :count] = torch.tensor(walk.path[:count], dtype=torch.int32)
         outcome.tokens[row, :count] = torch.tensor(walk.tokens[:count], dtype=torch.int32)
         outcome.path_length[row] = 0 if finish else count

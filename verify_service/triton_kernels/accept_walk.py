@@ -1,7 +1,8 @@
 """The accept walk on the device: verify_service.acceptance for a batch, from the tokens drawn at every node.
 
 One program a sequence follows its path, at most D_path nodes. A walk that is cut by a stop token or by length commits
-nothing: its path length is 0, and its tokens are what the answer still gets.
+nothing: its path length is 0, and its tokens are what the answer still gets. So does one that comes to a node without a
+draw, which ends the request.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from draftwood.tree import DraftTree
 from verify_service.acceptance import Finish, accept
 
 FINISH_CODES = {None: 0, Finish.STOP: 1, Finish.LENGTH: 2}
+NO_DRAW = 3  # among finish codes
 
 
 @triton.jit
@@ -42,7 +44,7 @@ def _accept_walk_kernel(
         tl.store(tokens + b * D_PATH + count, token)
         count += 1
         is_stop = tl.max((stops == token).to(tl.int32), 0) > 0
-        code = tl.where(is_stop, 1, tl.where(count >= left, 2, 0))
+        code = tl.where(token < 0, 3, tl.where(is_stop, 1, tl.where(count >= left, 2, 0)))
         child = tl.max(tl.where((parent == node) & (carried == token), i, -1), 0)
         node = tl.where(code > 0, -1, child)
     tl.store(path_length + b, tl.where(code > 0, 0, count))
@@ -53,15 +55,15 @@ def accept_walk(
     input_ids: Tensor,  # [B, N] int64
     parents: Tensor,  # [B, N] int32
     num_nodes: Tensor,  # [B] int32; 0: the row is spare
-    drawn: Tensor,  # [B, N] int32, the draw at each node
+    drawn: Tensor,  # [B, N] int32, the draw at each node, -1 for none
     stop_ids: Tensor,  # [B, M] int32, padded with -1
     remaining: Tensor,  # [B] int32, tokens that the answer may still have, at least 1
     outcome: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> None:
     """Writes `outcome`: path [B, D_path], path_length [B], tokens [B, D_path] padded with -1, finish [B], all int32.
 
-    `tokens` holds the accepted tokens and last the bonus token; `finish` is 0 (none), 1 (stop) or 2 (length). A path
-    ends after D_path nodes even where the tree goes deeper.
+    `tokens` holds the accepted tokens and last the bonus token; `finish` is 0 (none), 1 (stop), 2 (length) or 3 (a
+    node without a draw). A path ends after D_path nodes even where the tree goes deeper.
     """
     path, path_length, tokens, finish = outcome
     b, n = input_ids.shape
@@ -94,10 +96,10 @@ def accept_walk_plain(
         tree = DraftTree.from_nodes(ids[0], ids[1:], above[1:], [0.0] * (n - 1))
         draws: list[int] = drawn[b].tolist()
         stops = set(stop_ids[b].tolist()) - {-1}
-        accepted = accept(tree, draws.__getitem__, stop_token_ids=stops, max_tokens=int(remaining[b]))
+        accepted = accept(tree, draws.__getitem__, stop_token_ids=stops | {-1}, max_tokens=int(remaining[b]))
         count = min(len(accepted.path), path.shape[1])
         is_cut = count < len(accepted.path)
-        code = 0 if is_cut else FINISH_CODES[accepted.finish]
+        code = 0 if is_cut else NO_DRAW if accepted.tokens[-1] < 0 else FINISH_CODES[accepted.finish]
         path[b, :count] = torch.tensor(accepted.path[:count], dtype=torch.int32)
         tokens[b, :count] = torch.tensor(accepted.tokens[:count], dtype=torch.int32)
         path_length[b] = 0 if code else count

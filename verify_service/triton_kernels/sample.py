@@ -2,7 +2,8 @@
 
 A row is split over programs. Each looks at its tokens with float32 noise, and computes the noise of those few that may
 be the best in float64 as draftwood.noise does; the last program of a row to finish merges. Filters come before, in
-`filters.py`, as one threshold a row: a row without filters sorts nothing, and a greedy row has no noise.
+`filters.py`, as one threshold a row: a row without filters sorts nothing, and a greedy row has no noise. Logits that
+are no distribution (NaN, plus infinity, nothing but minus infinity) give no token, which is -1.
 """
 
 from __future__ import annotations
@@ -126,9 +127,11 @@ def _perturbed(
     first_best = tl.full([BLOCK], float("-inf"), tl.float32)
     second = tl.full([BLOCK], float("-inf"), tl.float32)
     held = tl.full([BLOCK], _NONE, tl.int32)
+    is_sound = tl.full([BLOCK], 1, tl.int1)
     for first in range(split * BLOCK, V, splits * BLOCK):
         ids = first + lane
         x = _load(logits, row, row_stride, ids, V)
+        is_sound = is_sound & (x < float("inf"))
         rough = _rough(x, ids, temperature, noise_at, limit, first, BLOCK, HAS_FILTERS)
         second = tl.maximum(second, tl.minimum(rough, first_best))
         held = tl.where(rough > first_best, ids, held)
@@ -157,7 +160,14 @@ def _perturbed(
             token = tl.where(score > best, candidate, token)
             best = tl.maximum(best, score)
             candidate = tl.min(tl.where(is_near & (held > candidate), held, _NONE), 0)
-    return best, token
+    return _checked(best, token, is_sound)
+
+
+@triton.jit
+def _checked(best, token, is_sound):
+    """What wins over everything, and is no token, where a logit is NaN or plus infinity."""
+    broken = tl.min(is_sound.to(tl.int32), 0) == 0
+    return tl.where(broken, float("inf"), best), tl.where(broken, -1, token)
 
 
 @triton.jit
@@ -166,12 +176,14 @@ def _greedy(logits, row, row_stride, split, splits, V, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     held = tl.full([BLOCK], _NONE, tl.int32)
+    is_sound = tl.full([BLOCK], 1, tl.int1)
     for first in range(split * BLOCK, V, splits * BLOCK):
         x = _load(logits, row, row_stride, first + lane, V)
+        is_sound = is_sound & (x < float("inf"))
         held = tl.where(x > largest, first + lane, held)
         largest = tl.maximum(largest, x)
     best = tl.max(largest, 0)
-    return best, tl.min(tl.where(largest == best, held, _NONE), 0)
+    return _checked(best, tl.min(tl.where(largest == best, held, _NONE), 0), is_sound)
 
 
 @triton.jit
@@ -202,7 +214,7 @@ def _sample_kernel(
             value = tl.load(values + row * MAX_SPLITS + lane, mask=m, other=float("-inf"), cache_modifier=".cg")
             offered = tl.load(chosen + row * MAX_SPLITS + lane, mask=m, other=_NONE, cache_modifier=".cg")
             winner = tl.min(tl.where(value == tl.max(value, 0), offered, _NONE), 0)
-            tl.store(tokens + row, tl.where(winner < V, winner, 0))  # nothing but -inf or NaN gives token 0
+            tl.store(tokens + row, tl.where(winner < V, winner, -1))
             tl.store(arrived + row, 0)
     elif split == 0:
         tl.store(tokens + row, 0)
@@ -213,7 +225,7 @@ def sample(
     positions: Tensor,  # [B, N] int64, of the nodes: a node's draw is for the position after it
     num_nodes: Tensor,  # [B] int32
     sampling: RowSampling,
-    tokens: Tensor,  # [B, N] int32, written; 0 at spare nodes
+    tokens: Tensor,  # [B, N] int32, written; 0 at spare nodes, -1 where the logits are no distribution
     workspace: SampleWorkspace,
     *,
     has_filters: bool,  # false: no row has one, and their kernels are not launched
@@ -251,4 +263,5 @@ def sample_plain(
     for b, count in enumerate(num_nodes.tolist()):
         params = sampling.row(b)
         for n in range(count):
-            tokens[b, n] = draw(logits[b, n].float().cpu().numpy(), params, int(positions[b, n]) + 1, noise)
+            row = logits[b, n].float().cpu().numpy()
+            tokens[b, n] = draw(row, params, int(positions[b, n]) + 1, noise) if np.isfinite(row.max()) else -1
