@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import numpy as np
 import torch
@@ -12,10 +13,13 @@ from verify_service.cache.pages import SCRATCH_SLOT
 from verify_service.cache.pools import reset_slot
 from verify_service.cuda.decoder import GraphDecoder
 from verify_service.pass_decoder import PassDecoder
+from verify_service.scheduler import PREFILL_CHUNK
 from verify_service.service import Service
-from verify_service.step import StepRow, derive
+from verify_service.step import StepInputs, StepRow, derive, padded
 
 log = logging.getLogger(__name__)
+
+WARM_ROWS = 512  # rows of a pass, at most, whose products are made in advance
 
 
 @torch.inference_mode()
@@ -45,6 +49,7 @@ def warm_up(service: Service, *, compile_steps: bool) -> None:
         )
         _pass(decoder, b, n, scheduler.pages.page_size)
     decoder.model.is_warming = False
+    _touch_all(decoder, scheduler.max_batch, scheduler.pages.page_size)
     # The largest passes last: what they need is then the process's own before the first request, and the heap does not
     # grow among what requests leave behind.
     largest = service.defaults.limits.max_tree_budget + 1 if service.defaults.is_drafted else 1
@@ -53,13 +58,37 @@ def warm_up(service: Service, *, compile_steps: bool) -> None:
     reset_slot(decoder.pools, 0)
 
 
+def shapes_by_rows(max_batch: int, max_rows: int) -> dict[int, tuple[int, int]]:
+    """B and N of one pass for each number of rows B N, up to `max_rows`, that passes of prompts and trees may have."""
+    nodes = sorted({padded(n) for n in range(1, PREFILL_CHUNK + 1)})
+    shapes = [(b, n) for b in range(1, max_batch + 1) for n in nodes if b == 1 or n > 1]
+    return {b * n: (b, n) for b, n in sorted(shapes, reverse=True) if b * n <= max_rows}
+
+
+def _touch_all(decoder: PassDecoder, max_batch: int, page_size: int) -> None:
+    """Has the code of products made for every number of rows, so that memory does not grow when a rare one comes."""
+    shapes = shapes_by_rows(max_batch, WARM_ROWS)
+    started = time.perf_counter()
+    for b, n in shapes.values():
+        decoder.model.touch(_inputs(decoder, b, n, page_size), decoder.pools)
+    if decoder.projector is not None:
+        taps = decoder.model.spec.hidden_size * len(decoder.model.tap_layer_ids)
+        for rows in sorted({padded(n) for n in range(1, WARM_ROWS + 1)}):
+            decoder.projector.project(torch.zeros(rows, taps, dtype=decoder.model.dtype))
+    log.info("warmed up %d numbers of rows in %.1f s", len(shapes), time.perf_counter() - started)
+
+
 def _pass(decoder: PassDecoder, b: int, nodes: int, page_size: int) -> None:
     """A pass and a commit of one token over nothing but scratch."""
-    slots = np.arange(page_size) + SCRATCH_SLOT
-    rows = [StepRow(DraftTree.chain(0, [0] * (nodes - 1)), 1, slots, 0)] * b
-    inputs = derive(rows, taps=decoder.model.spec.taps, scratch_slot=SCRATCH_SLOT)
-    outputs = decoder.model.run(inputs, decoder.pools)
+    outputs = decoder.model.run(_inputs(decoder, b, nodes, page_size), decoder.pools)
     decoder.model.logits(outputs.hidden)
-    decoder.committer.commit(outputs.stash, 0, (0,), slots[:1], 0, None)
+    decoder.committer.commit(outputs.stash, 0, (0,), np.array([SCRATCH_SLOT]), 0, None)
     if decoder.projector is not None and outputs.taps is not None:
         decoder.projector.project(outputs.taps[0])
+
+
+def _inputs(decoder: PassDecoder, b: int, nodes: int, page_size: int) -> StepInputs:
+    """Chains over nothing but scratch."""
+    slots = np.arange(page_size) + SCRATCH_SLOT
+    rows = [StepRow(DraftTree.chain(0, [0] * (nodes - 1)), 1, slots, 0)] * b
+    return derive(rows, taps=decoder.model.spec.taps, scratch_slot=SCRATCH_SLOT)

@@ -211,6 +211,17 @@ class TargetModel:
         tapped = torch.cat([after[i] for i in self.tap_layer_ids], -1) if self.tap_layer_ids else None
         return PassOutputs(self.norm(hidden).to(self.dtype), tapped, buffers.stash)
 
+    def touch(self, step: StepInputs, pools: Pools) -> None:
+        """A pass over one stretch of each kind, for what the process keeps of products of so many rows."""
+        hidden, rope = self.embed(step.input_ids), self.rope.at(step.positions)
+        b, n = step.input_ids.shape
+        arguments = self._buffers_for(b, n, pools).arguments
+        kinds = {stretch.run: stretch for stretch in (self.alone if b == 1 else self.several)}
+        for stretch in kinds.values():
+            extra = arguments[stretch.first : stretch.first + len(stretch.layers)]
+            stretch.run(stretch.layers, hidden, rope, step, extra)
+        self.head(hidden)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., H] to [..., vocabulary], in the model's format."""
         logits = self.head(hidden)
