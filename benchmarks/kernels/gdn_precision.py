@@ -74,6 +74,6 @@ def measure(trees: dict[str, list[int]]) -> list[dict[str, Any]]:
 
 
 def trees_of(sizes: tuple[int, ...]) -> dict[str, list[int]]:
-    """Trees as drafts have them, and chains of the path's limit and of 64."""
+    """Trees as drafts have them, and chains of the path's limit, of 64 and of a prompt's pass."""
     trees = {f"tree of {n}": random_parents(random.Random(n), n) for n in sizes}
-    return trees | {f"chain of {n}": list(range(-1, n - 1)) for n in (16, 64)}
+    return trees | {f"chain of {n}": list(range(-1, n - 1)) for n in (16, 64, 256)}
