@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.device import compiled
+from draftwood.direct_calls import DirectCalls
 from verify_service.cache.pools import Pools
 from verify_service.kernels.gdn_commit import gdn_commit_one
 from verify_service.kernels.kv_commit import kv_commit
@@ -27,6 +29,7 @@ class Committer:
 
     def __init__(self, pools: Pools, recurrent: RecurrentShape | None, *, compile_steps: bool) -> None:
         self.pools = pools
+        self._calls = DirectCalls()
         one = _REPLAYS.get(recurrent.kind) if recurrent else None
         self._replay: Callable[..., None] | None = (
             None if one is None else compiled(one, enabled=compile_steps, dynamic=False, threaded_loops=True)
@@ -65,4 +68,5 @@ class Committer:
         )
         state = self.pools.states[:, state_slot]
         for i in range(path.shape[0]):
-            replay(state, k[i], v[i], g[i], beta[i])
+            token = (state, k[i], v[i], g[i], beta[i])
+            self._calls.call("token", token, partial(replay, *token))

@@ -46,7 +46,7 @@ class PassDecoder(Decoder):
         rows = [StepRow(t, s.base_length, s.slots, s.state_slot) for t, s in zip(trees, batch, strict=True)]
         inputs = derive(rows, taps=self.model.spec.taps, scratch_slot=SCRATCH_SLOT)
         t1 = time.perf_counter()
-        outputs = self.model.run(inputs, self.pools)
+        outputs = self.model.run(inputs, self.pools, tapped=any(_needs_features(s) for s in batch))
         logits = self.model.logits(outputs.hidden[:, : padded(max(t.num_nodes for t in trees))])
         t2 = time.perf_counter()
         walks = [self._walk(s, t, logits[i]) for i, (s, t) in enumerate(zip(batch, trees, strict=True))]
@@ -66,8 +66,7 @@ class PassDecoder(Decoder):
 
     def _features(self, parts: Seq[tuple[int, Sequence, Seq[int]]], outputs: PassOutputs) -> dict[int, Tensor]:
         """The paths' projected rows [P, F], by the row of the pass: one product for all of them."""
-        # A request without drafts needs no rows; all others have them, drafter or no drafter, for the one to come.
-        paths = {row: path for row, sequence, path in parts if sequence.request.algorithm != "none"}
+        paths = {row: path for row, sequence, path in parts if _needs_features(sequence)}
         taps = outputs.taps
         if self.projector is None or taps is None or not paths:
             return {}
@@ -76,3 +75,8 @@ class PassDecoder(Decoder):
         picked = taps.flatten(0, 1).index_select(0, torch.tensor(index + index[:1] * spare))
         projected = self.projector.project(picked)[: len(index)].split([len(path) for path in paths.values()])
         return dict(zip(paths, projected, strict=True))
+
+
+def _needs_features(sequence: Sequence) -> bool:
+    """A request without drafts does not; all others do, drafter or no drafter, for the one to come."""
+    return sequence.request.algorithm != "none"

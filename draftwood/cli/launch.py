@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import click
+import uvloop
 from rich.markup import escape
 
 from draftwood.cli.console import err
@@ -75,7 +76,7 @@ def run_stoppable(work: Coroutine[Any, Any, Value]) -> Value:
         return await task
 
     try:
-        return asyncio.run(stoppable())
+        return uvloop.run(stoppable())
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
 

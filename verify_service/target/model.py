@@ -7,13 +7,15 @@ their keyword arguments to the registered attention function and the replaced mi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from draftwood.direct_calls import DirectCalls
 from draftwood.graphs import bucket
 from draftwood.layers import packed
 from verify_service.cache.pools import Pools
@@ -25,8 +27,9 @@ from verify_service.target.pre_norm import with_arguments
 from verify_service.target.recurrent import RecurrentView, WindowView
 from verify_service.target.rope import MAX_DEPTH_MARGIN, Rope, RopeTables
 from verify_service.target.spec import ATTENTION, NO_RECURRENCE, TargetSpec
-from verify_service.target.stretches import Stretches, kind_of, own_storage
+from verify_service.target.stretches import Stretch, Stretches, kind_of, own_storage
 
+_STEP_TENSORS = tuple(part.name for part in fields(StepInputs))
 MAX_SHAPES = 64  # of passes whose views are kept; loads that mix lengths make hundreds
 LEAST_ARENA = 256  # nodes
 STRETCH_ALONE = 4  # layers a graph for one sequence; hybrids repeat after 4 layers, so that few kinds are compiled
@@ -109,6 +112,7 @@ class _Buffers:
 
     stash: Stash
     arguments: list[dict[str, Any]]  # a layer
+    calls: DirectCalls = field(default_factory=DirectCalls)
 
 
 def _mark_dynamic(step: StepInputs, rope: Rope | dict[str, Rope] | None, arguments: list[dict[str, Any]]) -> None:
@@ -191,8 +195,9 @@ class TargetModel:
                 recurrent += 1
         return arguments
 
-    def run(self, step: StepInputs, pools: Pools) -> PassOutputs:
-        """One pass, always with the same pools. Changes no committed state; the stash is valid until the next pass."""
+    def run(self, step: StepInputs, pools: Pools, *, tapped: bool = True) -> PassOutputs:
+        """One pass, always with the same pools. Changes no committed state; the stash is valid until the next pass.
+        With `tapped`, features come out where a drafter needs any."""
         hidden = self.embed(step.input_ids)
         if self.spec.embedding_factor != 1.0:
             hidden = hidden * self.spec.embedding_factor
@@ -205,11 +210,35 @@ class TargetModel:
         for stretch in self.alone if b == 1 else self.several:
             if self.is_warming:
                 _mark(hidden, 0, 1)
-            extra = buffers.arguments[stretch.first : stretch.first + len(stretch.layers)]
-            after += stretch.run(stretch.layers, hidden, rope, step, extra)
+            after += self._run(stretch, hidden, rope, step, buffers)
             hidden = after[-1]
-        tapped = torch.cat([after[i] for i in self.tap_layer_ids], -1) if self.tap_layer_ids else None
-        return PassOutputs(self.norm(hidden).to(self.dtype), tapped, buffers.stash)
+        taps = torch.cat([after[i] for i in self.tap_layer_ids], -1) if tapped and self.tap_layer_ids else None
+        return PassOutputs(self.norm(hidden).to(self.dtype), taps, buffers.stash)
+
+    def _run(
+        self, stretch: Stretch, hidden: Tensor, rope: Rope | dict[str, Rope] | None, step: StepInputs, buffers: _Buffers
+    ) -> list[Tensor]:
+        extra = buffers.arguments[stretch.first : stretch.first + len(stretch.layers)]
+
+        def run() -> list[Tensor]:
+            return stretch.run(stretch.layers, hidden, rope, step, extra)
+
+        if self.is_warming:
+            return run()
+
+        def constants() -> Iterator[Tensor]:
+            for layer in stretch.layers:
+                yield from chain(layer.parameters(), layer.buffers())
+            for argument in extra:
+                for view in argument.values():
+                    yield from (getattr(view, part.name) for part in fields(view))
+
+        angles = chain(*rope.values()) if isinstance(rope, dict) else rope or ()
+        varying = (hidden, *angles, *(getattr(step, name) for name in _STEP_TENSORS))
+        key = (stretch.first, step.prefix_slots.shape[1])  # the buffers have their own B and N
+        outputs = buffers.calls.call(key, varying, run, constants)
+        assert outputs is not None
+        return outputs
 
     def touch(self, step: StepInputs, pools: Pools) -> None:
         """A pass over one stretch of each kind, for what the process keeps of products of so many rows."""

@@ -1,0 +1,109 @@
+"""Direct calls give what the compiled function gives, and are made only where that is sure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftwood.device import compiled
+from draftwood.direct_calls import DirectCalls
+
+
+def scaled(x: Tensor, weight: Tensor) -> list[Tensor]:
+    return [x * weight, (x + weight).sum(0, keepdim=True)]
+
+
+def count_up(state: Tensor, step: Tensor) -> None:
+    state.add_(step)
+
+
+class Counted:
+    """A compiled function that counts its calls."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self.function, self.count = compiled(function, enabled=True, **options), 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.count += 1
+        return self.function(*args)
+
+
+@pytest.fixture(scope="module")
+def scale() -> Counted:
+    return Counted(scaled, dynamic=True)
+
+
+@torch.inference_mode()
+def test_later_calls_are_the_graphs_own(scale: Counted) -> None:
+    direct, weights = DirectCalls(), [torch.randn(4), torch.randn(4)]
+    for turn in range(3):
+        for which, weight in enumerate(weights):
+            for rows in (3, 6):
+                x, before = torch.randn(rows, 4), scale.count
+                out = direct.call((rows, which), (x,), lambda x=x, w=weight: scale(x, w), lambda w=weight: (w,))
+                assert out is not None
+                assert all(torch.equal(a, b) for a, b in zip(out, scaled(x, weight), strict=True))
+                assert scale.count - before == (1 if turn == 0 else 0)
+
+
+@torch.inference_mode()
+def test_changes_in_place_are_made(scale: Counted) -> None:
+    del scale
+    count, direct = Counted(count_up, dynamic=False), DirectCalls()
+    pool = torch.zeros(5, 3)
+    for turn in range(1, 5):
+        state, step = pool[turn % 2 + 1], torch.full((3,), float(turn))
+        assert direct.call("one", (state, step), lambda s=state, t=step: count(s, t)) is None
+    assert pool.tolist() == [[0.0] * 3, [6.0] * 3, [4.0] * 3, [0.0] * 3, [0.0] * 3]
+    assert count.count == 1
+
+
+@torch.inference_mode()
+def test_a_tensor_that_nobody_named_keeps_the_checks(scale: Counted) -> None:
+    """It may be another one in the next call."""
+    direct = DirectCalls()
+    for _ in range(3):
+        x, weight, before = torch.randn(3, 4), torch.randn(4), scale.count
+        out = direct.call("key", (x,), lambda x=x, w=weight: scale(x, w))
+        assert out is not None
+        assert torch.equal(out[0], x * weight)
+        assert scale.count == before + 1
+
+
+@torch.inference_mode()
+def test_work_around_a_graph_keeps_the_checks(scale: Counted) -> None:
+    direct = DirectCalls()
+
+    def doubled(x: Tensor, weight: Tensor) -> list[Tensor]:
+        return [2 * part for part in scale(x, weight)]
+
+    def twice(x: Tensor, weight: Tensor) -> list[Tensor]:
+        scale(x, weight)
+        return scale(x, weight)
+
+    for function, factor in ((doubled, 2), (twice, 1), (scaled, 1)):
+        for _ in range(3):
+            x, weight = torch.randn(3, 4), torch.randn(4)
+            out = direct.call(function, (x, weight), lambda f=function, x=x, w=weight: f(x, w))
+            assert out is not None
+            assert torch.equal(out[0], factor * (x * weight))
+
+
+@torch.inference_mode()
+def test_an_error_is_remembered_as_nothing(scale: Counted) -> None:
+    direct = DirectCalls()
+    with pytest.raises(ValueError, match="first"):
+        direct.call("key", (), _fails)
+    x, weight = torch.randn(3, 4), torch.randn(4)
+    for _ in range(2):
+        out = direct.call("key", (x, weight), lambda: scale(x, weight))
+        assert out is not None
+        assert torch.equal(out[0], x * weight)
+
+
+def _fails() -> None:
+    raise ValueError("first")
