@@ -9,19 +9,23 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from draft_service.block import BlockAssembler
+from draft_service.block import BlockAssembler, BlockInputs
 from draft_service.block_graphs import BlockGraphs
 from draft_service.candidates import CandidateRanker, Candidates, TreeOptions, build_tree, likeliest
 from draft_service.closed_sequences import ClosedSequences
 from draft_service.context_cache import CachedSequence, ContextCache, SequenceKey
+from draft_service.context_projection import ContextProjection
 from draft_service.device_trees import TreeKernels
 from draft_service.model import DraftModel
 from draft_service.rope import rope_tables
 from draftwood.device import compiled
+from draftwood.direct_calls import DirectCalls
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 
@@ -112,7 +116,13 @@ class Drafter:
         self._blocks = BlockAssembler(self.config, self.cache, self._rotation, max_batch)
         self._ranker = CandidateRanker(self.config.vocab_size, self.config.max_depth, model.device)
         self._masks = torch.full((max_batch, self.config.block_size), self.config.mask_token_id)
-        self._pass_alone = compiled(model.forward, enabled=compile)
+
+        def alone(*inputs: Any) -> list[Tensor]:
+            return [model.forward(*inputs)]
+
+        self._pass_alone = compiled(alone, enabled=compile)
+        self._calls = DirectCalls()
+        self._contexts = ContextProjection(model, compile_steps=compile)
         self._graphs: BlockGraphs | None = None
         if model.device.type == "cuda" if graphs is None else graphs:
             self._graphs = BlockGraphs(model, self.cache, self._rotation, compile_steps=compile, kernels=kernels)
@@ -180,8 +190,9 @@ class Drafter:
             sequences.append(sequence)
         if fresh and not (self._graphs is not None and self._graphs.contexts.take(fresh)):
             rows = torch.cat([rows for _, rows in fresh]).to(self.model.device, self.model.dtype)
-            at = torch.cat([torch.arange(s.length, s.length + r.shape[0]) for s, r in fresh]).to(self.model.device)
-            keys, values = self.model.context(rows, self._rotation[0][at], self._rotation[1][at])
+            stretches = [(s.length, s.length + r.shape[0]) for s, r in fresh]
+            cos, sin = (torch.cat([table[a:b] for a, b in stretches]) for table in self._rotation)
+            keys, values = self._contexts(rows, cos, sin)
             counts = [r.shape[0] for _, r in fresh]
             for (sequence, _), k, v in zip(fresh, keys.split(counts), values.split(counts), strict=True):
                 self.cache.append(sequence, k, v)
@@ -271,16 +282,30 @@ class Drafter:
         block = self._masks[: len(roots)].clone()
         block[:, 0] = torch.tensor(roots)
         x = self.model.embed(block.to(self.model.device))
-        is_usual = len(roots) == 1 and sequences[0].num_rows > 0  # other shapes would each be compiled anew
-        if is_usual:
-            for tensor, dim in ((inputs.keys, 3), (inputs.values, 3), *((mask, 3) for mask in inputs.masks)):
-                if tensor is not None:
-                    torch._dynamo.maybe_mark_dynamic(tensor, dim)  # pyright: ignore[reportPrivateUsage]
-        run = self._pass_alone if is_usual else self.model.forward
-        hidden = run(x, inputs.cos, inputs.sin, inputs.keys, inputs.values, inputs.masks)
+        if len(roots) == 1 and sequences[0].num_rows > 0:  # other shapes would each be compiled anew
+            hidden = self._hidden_alone(x, inputs)
+        else:
+            hidden = self.model.forward(x, inputs.cos, inputs.sin, inputs.keys, inputs.values, inputs.masks)
         first = 0 if self.config.sample_from_anchor else 1
         rows = torch.cat([hidden[i, first : first + n] for i, n in enumerate(depths)])
         return self.model.logits(rows).split(list(depths))
+
+    def _hidden_alone(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        masks = [mask for mask in inputs.masks if mask is not None]
+
+        def run() -> list[Tensor]:
+            for tensor in (inputs.keys, inputs.values, *masks):
+                torch._dynamo.maybe_mark_dynamic(tensor, 3)  # pyright: ignore[reportPrivateUsage]
+            return self._pass_alone(x, inputs.cos, inputs.sin, inputs.keys, inputs.values, inputs.masks)
+
+        def constants() -> Iterable[Tensor]:
+            return chain(self.model.parameters(), self.model.buffers())
+
+        varying = (x, inputs.cos, inputs.sin, inputs.keys, inputs.values, *masks)
+        key = tuple(mask is None for mask in inputs.masks)
+        outputs = self._calls.call(key, varying, run, constants, sizes=(inputs.keys.shape[3],))
+        assert outputs is not None
+        return outputs[0]
 
     def _tree(self, step: SequenceStep, logits: Tensor) -> Drafted:
         options = step.tree

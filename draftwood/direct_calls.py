@@ -9,7 +9,7 @@ say all that the choice of a graph depends on: shapes, and which weights.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +35,7 @@ class _Direct:
     graph: Callable[[list[Any]], Any]
     inputs: list[Any]
     places: tuple[tuple[int, int], ...]
+    size_places: tuple[tuple[int, int], ...] = ()
 
 
 class DirectCalls:
@@ -42,6 +43,7 @@ class DirectCalls:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, _Direct | None] = {}
+        self._seen_once: dict[Hashable, tuple[_Direct, tuple[int, ...]]] = {}
 
     def call(
         self,
@@ -49,10 +51,12 @@ class DirectCalls:
         varying: Sequence[Tensor],
         run: Callable[[], list[Tensor] | None],
         constants: Callable[[], Iterable[Tensor]] = tuple,
+        sizes: tuple[int, ...] = (),
     ) -> list[Tensor] | None:
         """What `run` returns, a compiled function's call: a list of its graph's outputs, or None where it only changes
         its inputs. `varying` are tensors that it may read and that differ between calls with one key; all others are
-        among `constants`."""
+        among `constants`. `sizes` are those that may differ, too, without another graph: calls go by the checks until
+        two of them have shown which of the graph's numbers they are."""
         if key in self._known:
             known = self._known[key]
             if known is None:
@@ -60,12 +64,21 @@ class DirectCalls:
             inputs = known.inputs.copy()
             for place, which in known.places:
                 inputs[place] = varying[which]
+            for place, which in known.size_places:
+                inputs[place] = sizes[which]
             return known.graph(inputs) or None
         with _watched() as seen:
             outputs = run()
         if len(self._known) >= MAX_KEYS:
             self._known.clear()
-        self._known[key] = _direct(seen, outputs, varying, constants()) if seen else None
+            self._seen_once.clear()
+        found = _direct(seen, outputs, varying, constants()) if seen else None
+        if found is None or not sizes:
+            self._known[key] = found
+        elif (first := self._seen_once.get(key)) is None or any(a == b for a, b in zip(first[1], sizes, strict=True)):
+            self._seen_once[key] = found, sizes
+        else:
+            self._known[key] = _with_sizes(*self._seen_once.pop(key), found, sizes)
         return outputs
 
 
@@ -90,11 +103,30 @@ def _direct(
     return _Direct(call.graph, inputs, tuple(places))
 
 
+def _with_sizes(
+    first: _Direct, first_sizes: tuple[int, ...], second: _Direct, sizes: tuple[int, ...]
+) -> _Direct | None:
+    """The numbers among the inputs that went with the sizes; None where others changed, or another graph was taken."""
+    if first.graph is not second.graph or first.places != second.places:
+        return None
+    changes = list(zip(first_sizes, sizes, strict=True))
+    places: list[tuple[int, int]] = []
+    for i, (a, b) in enumerate(zip(first.inputs, second.inputs, strict=True)):
+        if isinstance(a, Tensor) or a is None:
+            if a is not b:
+                return None
+        elif a != b:
+            if (a, b) not in changes:
+                return None
+            places.append((i, changes.index((a, b))))
+    return _Direct(second.graph, second.inputs, second.places, tuple(places))
+
+
 _LOCK = threading.Lock()
 
 
 @contextmanager
-def _watched() -> Iterator[list[_Seen]]:
+def _watched() -> Generator[list[_Seen]]:
     """Notes this thread's calls of inductor's graphs."""
     from torch._inductor.output_code import CompiledFxGraph
 

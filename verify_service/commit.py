@@ -63,8 +63,7 @@ class Committer:
     def _replay_path(self, replay: Callable[..., None], stash: Stash, row: int, path: Tensor, state_slot: int) -> None:
         # Token-major copies, so that each token's inputs are contiguous: [P, R, ...].
         k, v, g, beta = (
-            t[:, row].index_select(1, path).transpose(0, 1).contiguous()
-            for t in (stash.k, stash.v, stash.g, stash.beta)
+            t[:, row].transpose(0, 1).index_select(0, path) for t in (stash.k, stash.v, stash.g, stash.beta)
         )
         state = self.pools.states[:, state_slot]
         for i in range(path.shape[0]):

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftwood.checkpoint import load_tensors, projection_checksum, read_config
+from draftwood.device import compiled
+from draftwood.direct_calls import DirectCalls
 from draftwood.errors import ModelMismatchError, UnsupportedModelError
 from draftwood.layers import PackedLinear, RMSNorm
 from draftwood.random_weights import random_checksum, random_tensors
+from verify_service.step import padded
 from verify_service.target.spec import TargetSpec
 
 
@@ -33,6 +37,32 @@ class FeatureProjector:
     def project(self, taps: Tensor) -> Tensor:
         """[P, num_taps * H] to [P, F]."""
         return self.hidden_norm(self.fc(taps))
+
+
+class RowProjection:
+    """A projector as one compiled graph, over numbers of rows that are `padded`."""
+
+    def __init__(self, projector: FeatureProjector, *, compile_steps: bool) -> None:
+        def project(taps: Tensor) -> list[Tensor]:
+            return [projector.project(taps)]
+
+        self._project = compiled(project, enabled=compile_steps)
+        self._constants = (*projector.fc.buffers(), *projector.hidden_norm.buffers())
+        self._calls = DirectCalls()
+
+    def __call__(self, taps: Tensor, picked: list[int]) -> Tensor:
+        """Rows [P, F] of the `picked` ones of taps [M, num_taps * H]."""
+        rows = padded(max(len(picked), 2))  # a lone row would be a graph of its own
+        chosen = taps.index_select(0, torch.tensor(picked + picked[:1] * (rows - len(picked))))
+
+        def run() -> list[Tensor]:
+            mark: Any = torch._dynamo.maybe_mark_dynamic  # pyright: ignore[reportPrivateUsage]
+            mark(chosen, 0)
+            return self._project(chosen)
+
+        outputs = self._calls.call(rows, (chosen,), run, lambda: self._constants)
+        assert outputs is not None
+        return outputs[0][: len(picked)]
 
 
 def default_layer_ids(num_draft_layers: int, num_target_layers: int) -> tuple[int, ...]:

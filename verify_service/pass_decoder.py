@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 
-import torch
 from torch import Tensor
 
 from draftwood.tree import DraftTree
@@ -13,7 +12,7 @@ from verify_service.cache.pages import SCRATCH_SLOT
 from verify_service.cache.pools import Pools
 from verify_service.commit import Committer
 from verify_service.decoder import Decoder, Stages, Walk
-from verify_service.features import FeatureProjector
+from verify_service.features import RowProjection
 from verify_service.sequence import Sequence
 from verify_service.step import StepRow, derive, padded
 from verify_service.target.model import PassOutputs, TargetModel
@@ -23,10 +22,10 @@ class PassDecoder(Decoder):
     """Runs on the engine's thread."""
 
     def __init__(
-        self, model: TargetModel, pools: Pools, committer: Committer, projector: FeatureProjector | None
+        self, model: TargetModel, pools: Pools, committer: Committer, projection: RowProjection | None
     ) -> None:
         super().__init__(model, pools)
-        self.model, self.committer, self.projector = model, committer, projector
+        self.model, self.committer, self.projection = model, committer, projection
 
     def prefill(self, parts: Seq[tuple[Sequence, int]]) -> None:
         batch = [sequence for sequence, _ in parts]
@@ -68,13 +67,11 @@ class PassDecoder(Decoder):
         """The paths' projected rows [P, F], by the row of the pass: one product for all of them."""
         paths = {row: path for row, sequence, path in parts if _needs_features(sequence)}
         taps = outputs.taps
-        if self.projector is None or taps is None or not paths:
+        if self.projection is None or taps is None or not paths:
             return {}
         index = [row * taps.shape[1] + node for row, path in paths.items() for node in path]
-        spare = padded(len(index)) - len(index)
-        picked = taps.flatten(0, 1).index_select(0, torch.tensor(index + index[:1] * spare))
-        projected = self.projector.project(picked)[: len(index)].split([len(path) for path in paths.values()])
-        return dict(zip(paths, projected, strict=True))
+        rows = self.projection(taps.flatten(0, 1), index).split([len(path) for path in paths.values()])
+        return dict(zip(paths, rows, strict=True))
 
 
 def _needs_features(sequence: Sequence) -> bool:

@@ -32,7 +32,7 @@ from verify_service.defaults import Defaults
 from verify_service.draft_client import DraftClient, Expected
 from verify_service.drafter import Drafter
 from verify_service.engine import Engine
-from verify_service.features import FeatureProjector, load_projector
+from verify_service.features import FeatureProjector, RowProjection, load_projector
 from verify_service.pass_decoder import PassDecoder
 from verify_service.request import Limits
 from verify_service.scheduler import Scheduler
@@ -129,7 +129,9 @@ def _pass_decoder(
         max_context=max_context,
         compile_steps=config.compile,
     )
-    return PassDecoder(target, pools, Committer(pools, spec.recurrent, compile_steps=config.compile), projector)
+    committer = Committer(pools, spec.recurrent, compile_steps=config.compile)
+    projection = RowProjection(projector, compile_steps=config.compile) if projector else None
+    return PassDecoder(target, pools, committer, projection)
 
 
 def _graph_decoder(

@@ -130,14 +130,13 @@ def fill_paths(
         inclusive[first_spare:] = 0.0
     else:
         first_spare = len(parents)
+        windows: list[list[int]] = []
         for i, parent in enumerate(parents):
-            if parent < 0:
-                conv_index[i, :-1] = range(taps - 1)
-            else:
+            if parent >= 0:
                 inclusive[i] = inclusive[parent]
-                conv_index[i, :-1] = conv_index[parent, 1:]
-            conv_index[i, -1] = taps - 1 + i
             inclusive[i, i] = 1.0
+            windows.append([*(windows[parent][1:] if parent >= 0 else range(taps - 1)), taps - 1 + i])
+        conv_index[:first_spare] = windows
     spare = np.arange(first_spare, n)
     inclusive[spare, spare] = 1.0
     conv_index[spare] = taps - 1 + spare[:, None]

@@ -71,10 +71,11 @@ def _touch_all(decoder: PassDecoder, max_batch: int, page_size: int) -> None:
     started = time.perf_counter()
     for b, n in shapes.values():
         decoder.model.touch(_inputs(decoder, b, n, page_size), decoder.pools)
-    if decoder.projector is not None:
-        taps = decoder.model.spec.hidden_size * len(decoder.model.tap_layer_ids)
-        for rows in sorted({padded(n) for n in range(1, WARM_ROWS + 1)}):
-            decoder.projector.project(torch.zeros(rows, taps, dtype=decoder.model.dtype))
+    if decoder.projection is not None:
+        width = decoder.model.spec.hidden_size * len(decoder.model.tap_layer_ids)
+        taps = torch.zeros(1, width, dtype=decoder.model.dtype)
+        for rows in sorted({padded(n) for n in range(2, WARM_ROWS + 1)}):
+            decoder.projection(taps, [0] * rows)
     log.info("warmed up %d numbers of rows in %.1f s", len(shapes), time.perf_counter() - started)
 
 
@@ -83,8 +84,8 @@ def _pass(decoder: PassDecoder, b: int, nodes: int, page_size: int) -> None:
     outputs = decoder.model.run(_inputs(decoder, b, nodes, page_size), decoder.pools)
     decoder.model.logits(outputs.hidden)
     decoder.committer.commit(outputs.stash, 0, (0,), np.array([SCRATCH_SLOT]), 0, None)
-    if decoder.projector is not None and outputs.taps is not None:
-        decoder.projector.project(outputs.taps[0])
+    if decoder.projection is not None and outputs.taps is not None:
+        decoder.projection(outputs.taps[0], list(range(nodes)))
 
 
 def _inputs(decoder: PassDecoder, b: int, nodes: int, page_size: int) -> StepInputs:

@@ -17,6 +17,10 @@ def scaled(x: Tensor, weight: Tensor) -> list[Tensor]:
     return [x * weight, (x + weight).sum(0, keepdim=True)]
 
 
+def plus_rows(x: Tensor, weight: Tensor) -> list[Tensor]:
+    return [x * weight + x.shape[0] * 4]
+
+
 def count_up(state: Tensor, step: Tensor) -> None:
     state.add_(step)
 
@@ -91,6 +95,31 @@ def test_work_around_a_graph_keeps_the_checks(scale: Counted) -> None:
             out = direct.call(function, (x, weight), lambda f=function, x=x, w=weight: f(x, w))
             assert out is not None
             assert torch.equal(out[0], factor * (x * weight))
+
+
+@torch.inference_mode()
+def test_sizes_vary_without_another_graph(scale: Counted) -> None:
+    """Two calls of different sizes go by the checks."""
+    counted = Counted(plus_rows, dynamic=True)
+    direct, weight = DirectCalls(), torch.randn(4)
+    for turn, rows in enumerate((6, 6, 7, 9, 6, 30)):
+        x, before = torch.randn(rows, 4), counted.count
+        out = direct.call("key", (x,), lambda x=x: counted(x, weight), lambda: (weight,), sizes=(rows,))
+        assert out is not None
+        assert torch.equal(out[0], x * weight + rows * 4)
+        assert counted.count - before == (1 if turn < 3 else 0)
+    del scale
+
+
+@torch.inference_mode()
+def test_sizes_that_nobody_named_keep_the_checks(scale: Counted) -> None:
+    direct, weight = DirectCalls(), torch.randn(4)
+    for rows in (3, 5, 7, 9):
+        x, before = torch.randn(rows, 4), scale.count
+        out = direct.call("key", (x,), lambda x=x: scale(x, weight), lambda: (weight,), sizes=(rows + 1,))
+        assert out is not None
+        assert torch.equal(out[0], x * weight)
+        assert scale.count == before + 1
 
 
 @torch.inference_mode()

@@ -112,7 +112,11 @@ def test_compiled_equals_eager(make_drafter: MakeDrafter) -> None:
     contexts = [rows_of(length) for length in (5, 12, 0, 33, 1, 96)]
     eager = [logits_of(drafter, [rows], [17])[0] for rows in contexts]
     torch._dynamo.reset()
-    drafter._pass_alone = torch.compile(drafter.model.forward, fullgraph=True, backend="aot_eager")
+
+    def alone(*inputs: Any) -> list[Tensor]:
+        return [drafter.model.forward(*inputs)]
+
+    drafter._pass_alone = torch.compile(alone, fullgraph=True, backend="aot_eager")
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows, expected in zip(contexts, eager, strict=True):
             torch.testing.assert_close(logits_of(drafter, [rows], [17])[0], expected, atol=1e-5, rtol=1e-5)

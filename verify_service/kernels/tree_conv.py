@@ -39,4 +39,5 @@ def commit_window(
 ) -> None:
     """Shifts the accepted inputs into the windows of all R layers."""
     keep = window.shape[1]
-    window.copy_(torch.cat([window, inputs], 1)[:, -keep:])
+    stays = max(keep - inputs.shape[1], 0)  # newest of the old ones
+    window.copy_(torch.cat([window[:, keep - stays :], inputs], 1) if stays else inputs[:, -keep:])
