@@ -9,23 +9,20 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from draft_service.block import BlockAssembler, BlockInputs
+from draft_service.block import BlockAssembler
 from draft_service.block_graphs import BlockGraphs
 from draft_service.candidates import CandidateRanker, Candidates, TreeOptions, build_tree, likeliest
 from draft_service.closed_sequences import ClosedSequences
 from draft_service.context_cache import CachedSequence, ContextCache, SequenceKey
 from draft_service.context_projection import ContextProjection
 from draft_service.device_trees import TreeKernels
+from draft_service.lone_pass import LonePass
 from draft_service.model import DraftModel
 from draft_service.rope import rope_tables
-from draftwood.device import compiled
-from draftwood.direct_calls import DirectCalls
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 
@@ -116,12 +113,7 @@ class Drafter:
         self._blocks = BlockAssembler(self.config, self.cache, self._rotation, max_batch)
         self._ranker = CandidateRanker(self.config.vocab_size, self.config.max_depth, model.device)
         self._masks = torch.full((max_batch, self.config.block_size), self.config.mask_token_id)
-
-        def alone(*inputs: Any) -> list[Tensor]:
-            return [model.forward(*inputs)]
-
-        self._pass_alone = compiled(alone, enabled=compile)
-        self._calls = DirectCalls()
+        self._pass_alone = LonePass(model, compile_steps=compile)
         self._contexts = ContextProjection(model, compile_steps=compile)
         self._graphs: BlockGraphs | None = None
         if model.device.type == "cuda" if graphs is None else graphs:
@@ -283,29 +275,12 @@ class Drafter:
         block[:, 0] = torch.tensor(roots)
         x = self.model.embed(block.to(self.model.device))
         if len(roots) == 1 and sequences[0].num_rows > 0:  # other shapes would each be compiled anew
-            hidden = self._hidden_alone(x, inputs)
+            hidden = self._pass_alone(x, inputs)
         else:
             hidden = self.model.forward(x, inputs.cos, inputs.sin, inputs.keys, inputs.values, inputs.masks)
         first = 0 if self.config.sample_from_anchor else 1
         rows = torch.cat([hidden[i, first : first + n] for i, n in enumerate(depths)])
         return self.model.logits(rows).split(list(depths))
-
-    def _hidden_alone(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        masks = [mask for mask in inputs.masks if mask is not None]
-
-        def run() -> list[Tensor]:
-            for tensor in (inputs.keys, inputs.values, *masks):
-                torch._dynamo.maybe_mark_dynamic(tensor, 3)  # pyright: ignore[reportPrivateUsage]
-            return self._pass_alone(x, inputs.cos, inputs.sin, inputs.keys, inputs.values, inputs.masks)
-
-        def constants() -> Iterable[Tensor]:
-            return chain(self.model.parameters(), self.model.buffers())
-
-        varying = (x, inputs.cos, inputs.sin, inputs.keys, inputs.values, *masks)
-        key = tuple(mask is None for mask in inputs.masks)
-        outputs = self._calls.call(key, varying, run, constants, sizes=(inputs.keys.shape[3],))
-        assert outputs is not None
-        return outputs[0]
 
     def _tree(self, step: SequenceStep, logits: Tensor) -> Drafted:
         options = step.tree

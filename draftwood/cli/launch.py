@@ -68,16 +68,25 @@ def private_config(values: Mapping[str, Any], **more: Any) -> StackConfig:
 
 
 def run_stoppable(work: Coroutine[Any, Any, Value]) -> Value:
-    """`asyncio.run` for commands with a private stack: SIGTERM leaves them as Ctrl-C does, through their clean-up."""
+    """Runs a command with a private stack. SIGTERM and Ctrl-C leave it through its clean-up."""
+    stopped_by: list[signal.Signals] = []
 
     async def stoppable() -> Value:
-        task = asyncio.ensure_future(work)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+
+        def stop(number: signal.Signals) -> None:
+            stopped_by.append(number)
+            task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
         return await task
 
     try:
         return uvloop.run(stoppable())
     except asyncio.CancelledError:
+        if stopped_by[:1] == [signal.SIGINT]:
+            raise KeyboardInterrupt from None
         raise SystemExit(128 + signal.SIGTERM) from None
 
 

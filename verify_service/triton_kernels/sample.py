@@ -99,7 +99,7 @@ def _rough(x, ids, temperature, noise_at, limit, first, BLOCK: tl.constexpr, HAS
     seed, position = noise_at
     if HAS_FILTERS:
         scaled = scale(x, temperature)
-        scaled = tl.where(rank_of(scaled, ids) >= limit, scaled, float("-inf"))
+        scaled = tl.where((rank_of(scaled, ids) >= limit) | (x != x), scaled, float("-inf"))  # NaN is not lost
     else:
         scaled = x * (1.0 / temperature)
     return scaled + fast_noise(words(seed, position, first // 4, BLOCK // 4))
@@ -127,15 +127,13 @@ def _perturbed(
     first_best = tl.full([BLOCK], float("-inf"), tl.float32)
     second = tl.full([BLOCK], float("-inf"), tl.float32)
     held = tl.full([BLOCK], _NONE, tl.int32)
-    is_sound = tl.full([BLOCK], 1, tl.int1)
     for first in range(split * BLOCK, V, splits * BLOCK):
         ids = first + lane
         x = _load(logits, row, row_stride, ids, V)
-        is_sound = is_sound & (x < float("inf"))
         rough = _rough(x, ids, temperature, noise_at, limit, first, BLOCK, HAS_FILTERS)
         second = tl.maximum(second, tl.minimum(rough, first_best))
         held = tl.where(rough > first_best, ids, held)
-        first_best = tl.maximum(first_best, rough)
+        first_best = tl.maximum(first_best, rough, propagate_nan=tl.PropagateNan.ALL)
     top = tl.max(first_best, 0)
     least = top - (2.5 * NOISE_ERROR + (tl.abs(top) + 32.0) * 9.5367431640625e-07)
     best = tl.full([], float("-inf"), tl.float32)
@@ -160,13 +158,13 @@ def _perturbed(
             token = tl.where(score > best, candidate, token)
             best = tl.maximum(best, score)
             candidate = tl.min(tl.where(is_near & (held > candidate), held, _NONE), 0)
-    return _checked(best, token, is_sound)
+    return _checked(best, token, first_best)
 
 
 @triton.jit
-def _checked(best, token, is_sound):
-    """What wins over everything, and is no token, where a logit is NaN or plus infinity."""
-    broken = tl.min(is_sound.to(tl.int32), 0) == 0
+def _checked(best, token, peak):
+    """What wins over everything, and is no token, where a lane's largest score is plus infinity, or one was NaN."""
+    broken = tl.min((peak < float("inf")).to(tl.int32), 0) == 0
     return tl.where(broken, float("inf"), best), tl.where(broken, -1, token)
 
 
@@ -176,14 +174,12 @@ def _greedy(logits, row, row_stride, split, splits, V, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     held = tl.full([BLOCK], _NONE, tl.int32)
-    is_sound = tl.full([BLOCK], 1, tl.int1)
     for first in range(split * BLOCK, V, splits * BLOCK):
         x = _load(logits, row, row_stride, first + lane, V)
-        is_sound = is_sound & (x < float("inf"))
         held = tl.where(x > largest, first + lane, held)
-        largest = tl.maximum(largest, x)
+        largest = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)
     best = tl.max(largest, 0)
-    return _checked(best, tl.min(tl.where(largest == best, held, _NONE), 0), is_sound)
+    return _checked(best, tl.min(tl.where(largest == best, held, _NONE), 0), largest)
 
 
 @triton.jit
