@@ -15,12 +15,12 @@ from torch import Tensor
 
 from draft_service.block import BlockAssembler
 from draft_service.block_graphs import BlockGraphs
+from draft_service.block_pass import BlockPass
 from draft_service.candidates import CandidateRanker, Candidates, TreeOptions, build_tree, likeliest
 from draft_service.closed_sequences import ClosedSequences
 from draft_service.context_cache import CachedSequence, ContextCache, SequenceKey
 from draft_service.context_projection import ContextProjection
 from draft_service.device_trees import TreeKernels
-from draft_service.lone_pass import LonePass
 from draft_service.model import DraftModel
 from draft_service.rope import rope_tables
 from draftwood.sampling import SamplingParams
@@ -113,7 +113,7 @@ class Drafter:
         self._blocks = BlockAssembler(self.config, self.cache, self._rotation, max_batch)
         self._ranker = CandidateRanker(self.config.vocab_size, self.config.max_depth, model.device)
         self._masks = torch.full((max_batch, self.config.block_size), self.config.mask_token_id)
-        self._pass_alone = LonePass(model, compile_steps=compile)
+        self._pass = BlockPass(model, compile_steps=compile)
         self._contexts = ContextProjection(model, compile_steps=compile)
         self._graphs: BlockGraphs | None = None
         if model.device.type == "cuda" if graphs is None else graphs:
@@ -274,10 +274,7 @@ class Drafter:
         block = self._masks[: len(roots)].clone()
         block[:, 0] = torch.tensor(roots)
         x = self.model.embed(block.to(self.model.device))
-        if len(roots) == 1 and sequences[0].num_rows > 0:  # other shapes would each be compiled anew
-            hidden = self._pass_alone(x, inputs)
-        else:
-            hidden = self.model.forward(x, inputs.cos, inputs.sin, inputs.keys, inputs.values, inputs.masks)
+        hidden = self._pass(x, inputs)
         first = 0 if self.config.sample_from_anchor else 1
         rows = torch.cat([hidden[i, first : first + n] for i, n in enumerate(depths)])
         return self.model.logits(rows).split(list(depths))

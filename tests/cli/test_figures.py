@@ -35,12 +35,15 @@ NONE, CHAIN, TREE = Configuration("none"), Configuration("dflash", 7), Configura
 
 
 def sample(seconds: float, *, num_tokens: int = 101, stats: Stats | None = None) -> Sample:
-    return Sample(num_answers=1, num_tokens=num_tokens, seconds=seconds, stats=stats or Stats(num_steps=num_tokens - 1))
+    stats = stats or Stats(num_steps=num_tokens - 1)
+    return Sample(num_answers=1, num_tokens=num_tokens, seconds=seconds, wall_s=2 * seconds, stats=stats)
 
 
 def test_speed_leaves_the_first_token_of_each_answer_out() -> None:
     assert sample(2.0).tokens_per_s == 50.0
-    assert Sample(num_answers=3, num_tokens=33, seconds=1.0, stats=Stats()).tokens_per_s == 30.0
+    one = Sample(num_answers=3, num_tokens=33, seconds=1.0, wall_s=1.1, stats=Stats())
+    assert one.tokens_per_s == 30.0
+    assert one.throughput == pytest.approx(30.0)
     assert sample(0.0, num_tokens=1).tokens_per_s == 0.0
 
 

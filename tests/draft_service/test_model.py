@@ -116,7 +116,7 @@ def test_compiled_equals_eager(make_drafter: MakeDrafter) -> None:
     def alone(*inputs: Any) -> list[Tensor]:
         return [drafter.model.forward(*inputs)]
 
-    drafter._pass_alone._forward = torch.compile(alone, fullgraph=True, backend="aot_eager")
+    drafter._pass._alone = torch.compile(alone, fullgraph=True, backend="aot_eager")
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows, expected in zip(contexts, eager, strict=True):
             torch.testing.assert_close(logits_of(drafter, [rows], [17])[0], expected, atol=1e-5, rtol=1e-5)

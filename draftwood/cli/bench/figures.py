@@ -22,12 +22,18 @@ class Sample:
     num_answers: int
     num_tokens: int  # the first token of each answer included
     seconds: float  # alone: first token to last, added up; several at once: the round's wall time
+    wall_s: float  # of the round, prefill included
     stats: Stats
 
     @property
     def tokens_per_s(self) -> float:
         """Tokens after the first of each answer, over the time that they took."""
         return (self.num_tokens - self.num_answers) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def throughput(self) -> float:
+        """All tokens over wall time: the same for any number at once."""
+        return self.num_tokens / self.wall_s if self.wall_s > 0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +57,8 @@ class Row:
     transport_p50_ms: float | None
     fallback_steps: int
     rounds_tokens_per_s: tuple[float, ...]
+    throughput: float  # tokens/s of wall time, prefill and first tokens included
+    throughput_interval: tuple[float, float]
 
 
 def bootstrap_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
@@ -84,6 +92,7 @@ def summarise(
 ) -> Row:
     """One configuration's row; `none` and `linear` are what it is compared with."""
     speeds = [sample.tokens_per_s for sample in samples]
+    throughputs = [sample.throughput for sample in samples]
     total = sum((sample.stats for sample in samples), Stats())
     rounds = len(samples)
     tokens = sum(sample.num_tokens - sample.num_answers for sample in samples)
@@ -108,6 +117,8 @@ def summarise(
         transport_p50_ms=median(total.transport_p50_us) / 1000 if total.transport_p50_us else None,
         fallback_steps=total.num_fallback_steps,
         rounds_tokens_per_s=tuple(speeds),
+        throughput=median(throughputs),
+        throughput_interval=bootstrap_interval(throughputs),
     )
 
 

@@ -55,6 +55,7 @@ async def _sample(plan: Plan, prompts: Sequence[Sequence[int]], configuration: C
         num_answers=len(answers),
         num_tokens=sum(len(answer.token_ids) for answer in answers),
         seconds=stats.decode_us / 1e6 if plan.concurrency == 1 else wall_s,
+        wall_s=wall_s,
         stats=stats,
     )
 

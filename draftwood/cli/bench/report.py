@@ -34,6 +34,7 @@ def print_report(result: Result, table: Table) -> None:
                 f"the tree would have given {row.shadow_tokens_per_step:.2f}",
                 markup=False,
             )
+    out.print(throughputs(result.rows), markup=False, highlight=False)
     out.print(stage_table(result.rows))
     drafted = [row for row in result.rows if row.acceptance_by_depth]
     if drafted:
@@ -52,6 +53,12 @@ def decode_table(rows: Sequence[Row]) -> Table:
             f"{row.tokens_per_step:.2f}", f"{row.drafted_per_step:.1f}", str(row.num_steps),
         )  # fmt: skip
     return table
+
+
+def throughputs(rows: Sequence[Row]) -> str:
+    """What runs of any number at once can be compared by."""
+    each = (f"{row.configuration} {row.throughput:.1f} ({interval(row.throughput_interval, '.1f')})" for row in rows)
+    return f"Tokens/s of wall time, prefill included: {', '.join(each)}"
 
 
 def sweep_table(rows: Sequence[Row]) -> Table:
