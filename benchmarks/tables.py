@@ -62,7 +62,7 @@ def caption(result: dict[str, Any]) -> str:
         "first token to last, without prefill" if alone else "wall time with prefill",
         f"medians of {experiment['rounds']} interleaved rounds, in brackets 95 % bootstrap intervals",
         f"torch {versions['torch']}, transformers {versions['transformers']}",
-        f"commit {result['commit'][:10] or 'unknown'}{'+' if result['commit'].endswith('+') else ''}",
+        f"commit {result['commit'][:10] or 'unknown'}{' with changes' if result['commit'].endswith('+') else ''}",
     ]
     return f"<sub>{'; '.join(facts)}. `{result['command']}`</sub>"
 

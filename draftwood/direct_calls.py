@@ -127,10 +127,13 @@ _LOCK = threading.Lock()
 
 @contextmanager
 def _watched() -> Generator[list[_Seen]]:
-    """Notes this thread's calls of inductor's graphs."""
-    from torch._inductor.output_code import CompiledFxGraph
-
+    """Notes this thread's calls of inductor's graphs; nothing in a torch that calls them in another way."""
     seen: list[_Seen] = []
+    try:
+        from torch._inductor.output_code import CompiledFxGraph
+    except ImportError:
+        yield seen
+        return
     thread = threading.get_ident()
     with _LOCK:
         original: Any = CompiledFxGraph.__call__
@@ -138,8 +141,9 @@ def _watched() -> Generator[list[_Seen]]:
         def watching(self: Any, inputs: Sequence[Any]) -> Any:
             before = list(inputs)  # a graph empties its list
             outputs = original(self, inputs)
-            if threading.get_ident() == thread:
-                seen.append(_Seen(self.current_callable, before, outputs))
+            graph = getattr(self, "current_callable", None)
+            if threading.get_ident() == thread and graph is not None:
+                seen.append(_Seen(graph, before, outputs))
             return outputs
 
         CompiledFxGraph.__call__ = watching

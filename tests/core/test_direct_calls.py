@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor import output_code
 
 from draftwood.device import compiled
 from draftwood.direct_calls import DirectCalls
@@ -120,6 +121,33 @@ def test_sizes_that_nobody_named_keep_the_checks(scale: Counted) -> None:
         assert out is not None
         assert torch.equal(out[0], x * weight)
         assert scale.count == before + 1
+
+
+class OtherGraph:
+    """Of a torch that keeps what it calls elsewhere."""
+
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+        return [2 * inputs.pop()]
+
+
+@pytest.mark.parametrize("graph", [None, OtherGraph])
+def test_another_torch_keeps_the_checks(graph: type[OtherGraph] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if graph is None:
+        monkeypatch.delattr(output_code, "CompiledFxGraph")
+    else:
+        monkeypatch.setattr(output_code, "CompiledFxGraph", graph)
+    direct, calls = DirectCalls(), list[Tensor]()
+    for turn in range(3):
+        x = torch.full((3,), float(turn))
+
+        def run(x: Tensor = x) -> list[Tensor]:
+            calls.append(x)
+            return OtherGraph()([x])
+
+        out = direct.call("key", (x,), run)
+        assert out is not None
+        assert torch.equal(out[0], 2 * x)
+    assert len(calls) == 3
 
 
 @torch.inference_mode()

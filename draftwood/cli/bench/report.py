@@ -101,8 +101,8 @@ def _table(title: str, headings: Sequence[str]) -> Table:
 
 
 def interval(bounds: tuple[float, float] | None, form: str) -> str:
-    """Both ends, or a dash."""
-    return "-" if bounds is None else f"{bounds[0]:{form}}–{bounds[1]:{form}}"
+    """Both ends, or a dash where there is none: of one round, or against itself."""
+    return "-" if bounds is None or bounds[0] == bounds[1] else f"{bounds[0]:{form}}–{bounds[1]:{form}}"
 
 
 def optional(value: float | None, form: str) -> str:
