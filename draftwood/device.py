@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import logging
 import os
 import resource
+import types
 import warnings
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -88,7 +90,21 @@ def compiled(
         options: dict[str, Any] = {"guard_filter_fn": skip, "cpp_wrapper": cpp_wrapper}
         if not threaded_loops:
             options["cpp.min_chunk_size"] = 1 << 30
-        return torch.compile(function, fullgraph=True, dynamic=dynamic, options=options)
+        return torch.compile(_of_its_own(function), fullgraph=True, dynamic=dynamic, options=options)
+
+
+_copies = itertools.count()
+
+
+def _of_its_own(function: Callable[P, R]) -> Callable[P, R]:
+    """A copy with its own code object: compiled graphs are kept by code object, and with guards on modules off two
+    models in one process must not share them."""
+    if not isinstance(function, types.FunctionType):
+        return function
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_copies)}")
+    copy = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return cast("Callable[P, R]", copy)
 
 
 def peak_memory_bytes() -> int:

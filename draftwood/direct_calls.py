@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-MAX_KEYS = 4096
+MAX_KEYS = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,12 @@ class Decoder(ABC):
         started = time.perf_counter()
         trees = [self._tree(sequence, drafts) for sequence in batch]
         walks, (tree_s, verify_s, accept_s, commit_s) = self._verify(batch, trees, started)
+        for i, (sequence, walk) in enumerate(zip(batch, walks, strict=True)):
+            if walk.error is not None and trees[i].num_nodes > 1:
+                # A node that overflows reaches its siblings: masks are zeros, and zero times NaN is NaN. Nothing of
+                # this row was committed, so the step is made again as if there were no draft.
+                trees[i] = DraftTree.root_only(sequence.root)
+                (walks[i],), _ = self._verify([sequence], trees[i : i + 1], time.perf_counter())
         times = StageTimes(
             draft=drafts.wait,
             tree=tree_s,

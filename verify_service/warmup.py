@@ -19,7 +19,8 @@ from verify_service.step import StepInputs, StepRow, derive, padded
 
 log = logging.getLogger(__name__)
 
-WARM_ROWS = 512  # rows of a pass, at most, whose products are made in advance
+# Passes whose products are made in advance; code for each number of rows costs memory, 90 MiB for these.
+WARM_BATCH, WARM_ROWS = 8, 512
 
 
 @torch.inference_mode()
@@ -53,7 +54,8 @@ def warm_up(service: Service, *, compile_steps: bool) -> None:
     # The largest passes last: what they need is then the process's own before the first request, and the heap does not
     # grow among what requests leave behind.
     largest = service.defaults.limits.max_tree_budget + 1 if service.defaults.is_drafted else 1
-    for b, n in ((1, service.engine.prefill_tokens), (scheduler.max_batch, largest)):
+    prompts = min(max(service.engine.prefill_tokens // PREFILL_CHUNK, 1), scheduler.max_batch)
+    for b, n in ((prompts, min(service.engine.prefill_tokens, PREFILL_CHUNK)), (scheduler.max_batch, largest)):
         _pass(decoder, b, n, scheduler.pages.page_size)
     reset_slot(decoder.pools, 0)
 
@@ -67,7 +69,7 @@ def shapes_by_rows(max_batch: int, max_rows: int) -> dict[int, tuple[int, int]]:
 
 def _touch_all(decoder: PassDecoder, max_batch: int, page_size: int) -> None:
     """Has the code of products made for every number of rows, so that memory does not grow when a rare one comes."""
-    shapes = shapes_by_rows(max_batch, WARM_ROWS)
+    shapes = shapes_by_rows(min(max_batch, WARM_BATCH), WARM_ROWS)
     started = time.perf_counter()
     for b, n in shapes.values():
         decoder.model.touch(_inputs(decoder, b, n, page_size), decoder.pools)

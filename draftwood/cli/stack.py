@@ -113,7 +113,10 @@ class Stack:
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
-        await self.stop()
+        try:
+            await self.stop()
+        finally:
+            self.kill()  # what a second signal left: services have children of their own
 
     async def start(self) -> None:
         """Starts drafter and target side by side, then the gateway. Raises ServiceDiedError; call `stop` then too."""

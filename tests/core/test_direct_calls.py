@@ -12,6 +12,7 @@ from torch._inductor import output_code
 
 from draftwood.device import compiled
 from draftwood.direct_calls import DirectCalls
+from draftwood.layers import RMSNorm
 
 
 def scaled(x: Tensor, weight: Tensor) -> list[Tensor]:
@@ -121,6 +122,22 @@ def test_sizes_that_nobody_named_keep_the_checks(scale: Counted) -> None:
         assert out is not None
         assert torch.equal(out[0], x * weight)
         assert scale.count == before + 1
+
+
+@torch.inference_mode()
+def test_models_of_one_shape_have_graphs_of_their_own() -> None:
+    """Guards on modules are off: what differs between them must not come from the first."""
+
+    def make(norm: RMSNorm) -> Callable[[Tensor], list[Tensor]]:
+        def run(x: Tensor) -> list[Tensor]:
+            return [norm(x)]
+
+        return compiled(run, enabled=True)
+
+    x = torch.randn(3, 4)
+    for eps in (1e-6, 1.0):
+        norm = RMSNorm(torch.ones(4), eps)
+        torch.testing.assert_close(make(norm)(x)[0], norm(x))
 
 
 class OtherGraph:

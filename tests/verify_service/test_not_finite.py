@@ -13,7 +13,7 @@ from draftwood.errors import InternalError
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 from tests.verify_service.bench import config_of
-from tests.verify_service.harness import run_all, start_engine
+from tests.verify_service.harness import ScriptedDrafter, run_all, start_engine
 from tests.verify_service.models import save_tiny
 from verify_service.cuda.plain import PLAIN
 from verify_service.engine import Engine
@@ -73,6 +73,7 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     save_tiny("qwen3_5_text", tmp_path, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
     config = config_of(tmp_path, max_batch=3, algorithm="ddtree")
     engine = build(config, kernels=PLAIN if request.param == "graphs" else None).engine
+    engine.drafter = ScriptedDrafter(lambda _: None)  # pyright: ignore[reportAttributeAccessIssue]
     engine.start()
     yield engine
     engine.stop()
@@ -133,3 +134,24 @@ def test_log_probs_of_a_prompt_are_numbers_or_an_error(engine: Engine) -> None:
     assert "not finite at position 2 " in bad.end.error.message
     assert isinstance(good.end, Finished)
     assert engine.scheduler.pages.num_used == 0
+
+
+def test_a_rejected_node_that_breaks_costs_nothing(either: Engine) -> None:
+    """Its sibling is the target's token: the answer is what it is without a draft."""
+    prompts = [request("one", (5, 9, 60)), request("two", (8, 8, 8, 7))]
+    truths = {name: answer.tokens for name, answer in zip(("one", "two"), run_all(either, prompts), strict=True)}
+
+    def propose(sequence: Sequence) -> DraftTree | None:
+        rest = truths[sequence.request.request_id][len(sequence.answer) :][:2]
+        if len(rest) < 2 or sequence.request.request_id == "two":
+            return DraftTree.chain(sequence.root, rest)
+        return DraftTree.from_nodes(sequence.root, [POISON, *rest], [0, 0, 2], [-1.0] * 3)
+
+    either.drafter.propose = propose  # pyright: ignore[reportAttributeAccessIssue]
+    poison(either, POISON, float("nan"))
+    assert not any(POISON in tokens for tokens in truths.values())
+    one, two = run_all(either, prompts)
+    assert one.tokens == truths["one"]
+    assert two.tokens == truths["two"]
+    assert isinstance(one.end, Finished)
+    assert max(map(len, two.chunks)) > 1

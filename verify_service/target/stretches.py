@@ -76,8 +76,7 @@ class Stretches:
         if None in kinds:
             return self._run
         if kinds not in self._graphs:
-            run = _of_its_own(self._run, str(len(self._graphs)))
-            self._graphs[kinds] = compiled(run, enabled=self.compile_steps, cpp_wrapper=self.cpp_wrapper)
+            self._graphs[kinds] = compiled(_copy(self._run), enabled=self.compile_steps, cpp_wrapper=self.cpp_wrapper)
         return self._graphs[kinds]
 
 
@@ -97,8 +96,6 @@ def _run(
     return after
 
 
-def _of_its_own(run: Any, name: str) -> Callable[..., list[Tensor]]:
-    """A copy of a function with its own code object: compiled graphs are kept by code object, and with guards on
-    modules off two kinds of stretch must not share them."""
-    code = run.__code__.replace(co_name=f"{run.__name__}_{name}")
-    return types.FunctionType(code, run.__globals__, code.co_name)
+def _copy(run: Any) -> Callable[..., list[Tensor]]:
+    """Told apart from others even where it is not compiled."""
+    return types.FunctionType(run.__code__, run.__globals__, run.__name__, run.__defaults__, run.__closure__)
