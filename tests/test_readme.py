@@ -252,7 +252,7 @@ def test_tables_show_rows_and_what_they_depend_on(tmp_path: Path) -> None:
     assert "| transformers `generate` | 100.0 [98.0–103.0] | – | 1.00 | – | 10.00 |" in text
     assert text.index("A CPU, 2 cores") < text.index("Another CPU, 2 cores")
     assert "answers of 80 tokens in the mean (limit 112)" in text
-    assert "commit 0123456789+" in text
+    assert "commit 0123456789 with changes" in text
 
 
 def test_tables_refuse_what_they_do_not_know(tmp_path: Path) -> None:
