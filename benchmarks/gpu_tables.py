@@ -98,7 +98,7 @@ def _gdn(result: dict[str, Any]) -> str:
     return _table(
         f"Gated DeltaNet, 48 layers of 16 key and 48 value heads of 128, {_where(result['environment'], {})}: "
         "convolution, gates and verify. Errors are relative (Frobenius) to float64, of float32 outputs; the worst over "
-        f"three regimes of keys, trees of up to 256 nodes and chains of up to 64 is {worst:.1e}. For one layer and 64 "
+        f"three regimes of keys, trees and chains of up to 256 nodes, is {worst:.1e}. For one layer and 64 "
         f"nodes, verify takes {_verify_us(result, 1, 64):.1f} µs, flash-linear-attention's recurrence over a chain of "
         f"64 {rivals['fla_chain_us']:.1f} µs ({rivals['times_fla_chain']:.1f} ×), and a state for every node "
         f"{rivals['state_per_node_us']:.1f} µs ({rivals['times_state_per_node']:.1f} ×; the floor of its bytes is "

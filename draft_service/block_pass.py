@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from draft_service.block import BlockInputs
 from draft_service.model import DraftModel
-from draftwood.device import compiled
+from draftwood.device import compiled, mark_varying
 from draftwood.direct_calls import DirectCalls
 
 
@@ -20,16 +19,13 @@ class BlockPass:
     """DraftModel.forward."""
 
     def __init__(self, model: DraftModel, *, compile_steps: bool) -> None:
-        def alone(*inputs: Any) -> list[Tensor]:
-            return [model.forward(*inputs)]
-
-        def several(*inputs: Any) -> list[Tensor]:
+        def forward(*inputs: Any) -> list[Tensor]:
             return [model.forward(*inputs)]
 
         self._model = model
-        self._alone = compiled(alone, enabled=compile_steps)
+        self._alone = compiled(forward, enabled=compile_steps)
         # Loops over so many rows are long enough for two threads.
-        self._several = compiled(several, enabled=compile_steps, threaded_loops=True)
+        self._several = compiled(forward, enabled=compile_steps, threaded_loops=True)
         self._calls = DirectCalls()
 
     def __call__(
@@ -45,15 +41,14 @@ class BlockPass:
         varying = (x, inputs.cos, inputs.sin, inputs.keys, inputs.values, *masks)
 
         def run() -> list[Tensor]:
-            mark: Any = torch._dynamo.maybe_mark_dynamic  # pyright: ignore[reportPrivateUsage]
             for tensor in (inputs.keys, inputs.values, *masks):
-                mark(tensor, 3)
+                mark_varying(tensor, 3)
             if s == 1:
                 return self._alone(x, inputs.cos, inputs.sin, inputs.keys, inputs.values, inputs.masks)
             for tensor in (x, inputs.cos, inputs.sin, *masks):
-                mark(tensor, 0)
+                mark_varying(tensor, 0)
             for tensor in (inputs.keys, inputs.values):
-                mark(tensor, 1)
+                mark_varying(tensor, 1)
             return self._several(x, inputs.cos, inputs.sin, inputs.keys, inputs.values, inputs.masks)
 
         def constants() -> Iterable[Tensor]:

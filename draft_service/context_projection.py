@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from draft_service.model import DraftModel
-from draftwood.device import compiled
+from draftwood.device import compiled, mark_varying
 from draftwood.direct_calls import DirectCalls
 
 FEW = 64  # rows; more are a prompt's, whose products take longer than what a graph saves
@@ -39,9 +37,8 @@ class ContextProjection:
         varying = [_padded(part) for part in (rows, cos, sin)]
 
         def run() -> list[Tensor]:
-            mark: Any = torch._dynamo.maybe_mark_dynamic  # pyright: ignore[reportPrivateUsage]
             for part in varying:
-                mark(part, 0)
+                mark_varying(part, 0)
             return self._context(*varying)
 
         outputs = self._calls.call(varying[0].shape[0], varying, run, lambda: self._constants)

@@ -107,6 +107,15 @@ def _of_its_own(function: Callable[P, R]) -> Callable[P, R]:
     return cast("Callable[P, R]", copy)
 
 
+def mark_varying(tensor: torch.Tensor, *sizes: int) -> None:
+    """Tells the compiler which sizes vary from call to call: those above 1, which it would have as symbols anyway if it
+    knew."""
+    mark: Any = torch._dynamo.maybe_mark_dynamic  # pyright: ignore[reportPrivateUsage]
+    for size in sizes:
+        if tensor.shape[size] > 1:
+            mark(tensor, size)
+
+
 def peak_memory_bytes() -> int:
     """Peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

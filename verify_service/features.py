@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftwood.checkpoint import load_tensors, projection_checksum, read_config
-from draftwood.device import compiled
+from draftwood.device import compiled, mark_varying
 from draftwood.direct_calls import DirectCalls
 from draftwood.errors import ModelMismatchError, UnsupportedModelError
 from draftwood.layers import PackedLinear, RMSNorm
@@ -56,8 +55,7 @@ class RowProjection:
         chosen = taps.index_select(0, torch.tensor(picked + picked[:1] * (rows - len(picked))))
 
         def run() -> list[Tensor]:
-            mark: Any = torch._dynamo.maybe_mark_dynamic  # pyright: ignore[reportPrivateUsage]
-            mark(chosen, 0)
+            mark_varying(chosen, 0)
             return self._project(chosen)
 
         outputs = self._calls.call(rows, (chosen,), run, lambda: self._constants)

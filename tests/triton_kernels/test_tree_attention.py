@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.trees import random_parents
 from draftwood.errors import UnsupportedModelError
 from tests.triton_kernels.conftest import IS_INTERPRETED
-from tests.verify_service.oracles import path_to, random_parents, relative_error
+from tests.verify_service.oracles import path_to, relative_error
 from verify_service.triton_kernels.attention_tiling import Gpu, Tiling, choose_tiling
 from verify_service.triton_kernels.tree_attention import tree_attention, tree_attention_plain
 from verify_service.triton_kernels.tree_structure import tree_structure_plain

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from benchmarks.kernels.trees import random_parents
 from draftwood.errors import UnsupportedModelError
-from tests.verify_service.oracles import path_to, random_parents
+from tests.verify_service.oracles import path_to
 from verify_service.triton_kernels.tree_structure import tree_structure, tree_structure_plain
 
 BOTH = pytest.mark.parametrize("derive", [tree_structure, tree_structure_plain])

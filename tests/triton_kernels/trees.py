@@ -10,7 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tests.verify_service.oracles import path_to, random_parents
+from benchmarks.kernels.trees import random_parents
+from tests.verify_service.oracles import path_to
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Self
@@ -11,17 +10,6 @@ import torch
 from torch import Tensor
 
 REGIMES = ("iid", "silu", "repeated")
-
-
-def random_parents(rng: random.Random, num_nodes: int, max_depth: int = 15) -> list[int]:
-    """Parents in topological order, node 0 the root; bushy and deep places both occur."""
-    parents, depths = [-1], [0]
-    while len(parents) < num_nodes:
-        parent = len(parents) - 1 if rng.random() < 0.4 else rng.randrange(len(parents))
-        if depths[parent] < max_depth:
-            parents.append(parent)
-            depths.append(depths[parent] + 1)
-    return parents
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:

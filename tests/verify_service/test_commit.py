@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.kernels.trees import random_parents
 from draftwood.tree import DraftTree
 from tests.verify_service.bench import Bench, buffers, config_of
 from tests.verify_service.models import save_tiny
-from tests.verify_service.oracles import gdn_token, mamba2_token, path_to, random_parents, relative_error
+from tests.verify_service.oracles import gdn_token, mamba2_token, path_to, relative_error
 from verify_service.sequence import Sequence
 from verify_service.step import StepRow
 from verify_service.target.model import Stash

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.trees import random_parents
 from tests.verify_service.oracles import (
     REGIMES,
     GdnInputs,
@@ -17,7 +18,6 @@ from tests.verify_service.oracles import (
     gdn_token,
     masks,
     path_to,
-    random_parents,
     relative_error,
 )
 from verify_service.kernels.gdn_commit import gdn_commit_one

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.verify_service.oracles import masks, path_to, random_parents, relative_error
+from benchmarks.kernels.trees import random_parents
+from tests.verify_service.oracles import masks, path_to, relative_error
 from verify_service.kernels.tree_attention import tree_attention
 from verify_service.step import StepInputs
 from verify_service.target.attention import AttentionView, attend

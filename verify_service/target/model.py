@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwood.device import mark_varying
 from draftwood.direct_calls import DirectCalls
 from draftwood.graphs import bucket
 from draftwood.layers import packed
@@ -119,22 +120,14 @@ def _mark_dynamic(step: StepInputs, rope: Rope | dict[str, Rope] | None, argumen
     """Tells the compiler which sizes vary from step to step: B, N and L."""
     angles = chain(*rope.values()) if isinstance(rope, dict) else rope or ()
     for tensor in (step.positions, step.prefix_slots, step.prefix_bias, step.conv_index, *angles):
-        _mark(tensor, 0, 1)
+        mark_varying(tensor, 0, 1)
     for tensor in (step.inclusive, step.off_path):
-        _mark(tensor, 0, 1, 2)
-    _mark(step.state_slots, 0)
+        mark_varying(tensor, 0, 1, 2)
+    mark_varying(step.state_slots, 0)
     for argument in arguments:
         for view in argument.values():
             for tensor, sizes in view.varying():
-                _mark(tensor, *sizes)
-
-
-def _mark(tensor: Tensor, *sizes: int) -> None:
-    """Marks sizes above 1, which the compiler would have as symbols anyway if it knew that they vary."""
-    mark: Any = torch._dynamo.maybe_mark_dynamic  # pyright: ignore[reportPrivateUsage]
-    for size in sizes:
-        if tensor.shape[size] > 1:
-            mark(tensor, size)
+                mark_varying(tensor, *sizes)
 
 
 class TargetModel:
@@ -209,7 +202,7 @@ class TargetModel:
         after: list[Tensor] = []
         for stretch in self.alone if b == 1 else self.several:
             if self.is_warming:
-                _mark(hidden, 0, 1)
+                mark_varying(hidden, 0, 1)
             after += self._run(stretch, hidden, rope, step, buffers)
             hidden = after[-1]
         taps = torch.cat([after[i] for i in self.tap_layer_ids], -1) if tapped and self.tap_layer_ids else None
