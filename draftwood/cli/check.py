@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,7 +17,7 @@ PLAIN = PeerConfig()
 
 
 @click.command()
-@click.argument("address", required=False)
+@click.argument("addresses", nargs=-1, metavar="[ADDRESS]...")
 @click.option(
     "--service",
     default="",
@@ -30,23 +32,22 @@ PLAIN = PeerConfig()
     help="Seconds to wait for an answer.",
 )
 @settings(PeerConfig)
-def check(address: str | None, service: str, timeout_s: float, **values: Any) -> None:
+def check(addresses: tuple[str, ...], service: str, timeout_s: float, **values: Any) -> None:
     """Say whether services are healthy.
 
     Prints one line each; the exit code is 0 if all are, else 1.
 
-    ADDRESS is host:port of a gRPC service, or http://host:port or https://host:port of a gateway. Without it the three
-    default addresses are checked.
+    An ADDRESS is host:port of a gRPC service, or http://host:port or https://host:port of a gateway. Without any the
+    three default addresses are checked.
 
     \b
     Examples:
       draftwood check
       draftwood check 127.0.0.1:50051 --service draftwood.v1.VerifyService
-      draftwood check http://127.0.0.1:8000
+      draftwood check 127.0.0.1:50051 http://127.0.0.1:8000
       draftwood check verify.example:50051 --tls-ca ca.pem --token-file token
     """
-    addresses = [address] if address is not None else default_addresses()
-    healthy = asyncio.run(_check_all(addresses, service, timeout_s, build(PeerConfig, values)))
+    healthy = asyncio.run(_check_all(addresses or default_addresses(), service, timeout_s, build(PeerConfig, values)))
     raise SystemExit(0 if healthy else 1)
 
 
@@ -60,7 +61,7 @@ def default_addresses() -> list[str]:
     ]
 
 
-async def _check_all(addresses: list[str], service: str, timeout_s: float, peers: PeerConfig) -> bool:
+async def _check_all(addresses: Sequence[str], service: str, timeout_s: float, peers: PeerConfig) -> bool:
     problems = await asyncio.gather(*(problem(address, service, timeout_s, peers) for address in addresses))
     for address, trouble in zip(addresses, problems, strict=True):
         out.print(
@@ -90,18 +91,32 @@ async def _http_problem(address: str, timeout_s: float, peers: PeerConfig) -> st
     except httpx.ConnectError as error:
         if "connection attempts failed" in str(error):
             return _nothing(httpx.URL(url).netloc.decode())
-        return str(error)
+        return _unknown(httpx.URL(url).host) if isinstance(_root(error), socket.gaierror) else str(error)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return str(error) or type(error).__name__
     return None if response.status_code == 200 else f"{url} answers {response.status_code}"
 
 
-def _explain(address: str, details: str) -> str:
-    """gRPC's words for the two usual mistakes are about its inside."""
+def explain(address: str, details: str) -> str:
+    """gRPC's words for the usual mistakes are about its inside."""
     if "Connection refused" in details:
         return _nothing(address)
+    if "Failed to parse port" in details:
+        return f"{address} is not host:port"
+    if "lookup error" in details:
+        return _unknown(address.rpartition(":")[0] or address)
     is_http = "http1.x server" in details or "Failed parsing HTTP/2" in details
     return f"this is no gRPC service; for a gateway say http://{address}" if is_http else details
+
+
+def _root(error: BaseException) -> BaseException:
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
+
+
+def _unknown(host: str) -> str:
+    return f"the name {host} is not known"
 
 
 def _nothing(address: str) -> str:
@@ -124,6 +139,6 @@ async def _grpc_problem(address: str, service: str, timeout_s: float, peers: Pee
                 return f"no answer within {timeout_s:g} s"
             if error.code() == grpc.StatusCode.NOT_FOUND:
                 return f"no such service: {service}"
-            return refusal_in_handshake(error) or _explain(address, error.details() or error.code().name)
+            return refusal_in_handshake(error) or explain(address, error.details() or error.code().name)
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
     return None if status == "SERVING" else status

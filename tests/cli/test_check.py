@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import grpc.aio
 import pytest
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from draftwood.cli import main
-from draftwood.cli.check import default_addresses, problem
+from draftwood.cli.check import default_addresses, explain, problem
 from draftwood.cli.ports import free_port
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -92,6 +93,32 @@ def test_one_line_and_an_exit_code() -> None:
     assert result.exit_code == 1
     assert result.output.startswith(f"{address} not healthy: ")
     assert result.output.count("\n") == 1
+
+
+def test_several_addresses_have_a_line_each() -> None:
+    addresses = [f"127.0.0.1:{free_port('127.0.0.1')}", "http://127.0.0.1:1"]
+    result = CliRunner().invoke(main, ["check", *addresses, "--timeout", "2"])
+    assert result.exit_code == 1
+    assert [line.split()[0] for line in result.output.splitlines()] == addresses
+
+
+async def test_a_name_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without asking a name server: Python's resolver is stood in for, and gRPC's has said the words below."""
+
+    def unknown(*_: object, **__: object) -> NoReturn:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert await problem("http://nosuch.invalid:8000", "", 5.0) == "the name nosuch.invalid is not known"
+    words = (
+        "errors resolving nosuch.invalid:50051: [field:hostname lookup error:"
+        "address lookup failed for nosuch.invalid:50051: Domain name not found]"
+    )
+    assert explain("nosuch.invalid:50051", words) == "the name nosuch.invalid is not known"
+
+
+async def test_a_port_that_is_none() -> None:
+    assert await problem("127.0.0.1:bad", "", 5.0) == "127.0.0.1:bad is not host:port"
 
 
 def test_default_addresses() -> None:
