@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -97,9 +100,9 @@ def sampling_from_wire(message: sampling_pb2.SamplingParams, *, seed: int, vocab
     )
 
 
-def int32_to_bytes(values: NDArray[np.int32] | list[int]) -> bytes:
+def int32_to_bytes(values: Sequence[int]) -> bytes:
     """Little-endian int32."""
-    return np.asarray(values, _INT32).tobytes()
+    return struct.pack(f"<{len(values)}i", *values)
 
 
 def int32_from_bytes(data: bytes) -> NDArray[np.int32]:

@@ -1,7 +1,7 @@
 """The verify side of the draft protocol: finds a drafter, checks that it matches, keeps one link to it.
 
-A supervising thread connects, shakes hands and reads answers; the engine's thread only puts a step in and waits for its
-answer with a deadline. The drafter is optional: whatever goes wrong here ends in steps without drafts.
+A supervising thread connects, shakes hands and keeps answers coming; the engine's thread only puts a step in and waits
+for its answer with a deadline. The drafter is optional: whatever goes wrong here ends in steps without drafts.
 """
 
 from __future__ import annotations
@@ -109,9 +109,8 @@ class DraftClient:
         backoff = MIN_BACKOFF_S
         while not self._stopping.is_set():
             with self._security.sync_channel(self.address) as channel:
-                stub = draft_pb2_grpc.DraftServiceStub(channel)
                 try:
-                    link = self._connect(stub)
+                    link = self._connect(channel)
                 except ModelMismatchError as error:
                     self._say("mismatch: " + error.message)
                     self.mismatch, backoff = error.message, HOPELESS_BACKOFF_S
@@ -139,13 +138,13 @@ class DraftClient:
             log.log(level, "drafter at %s: %s", self.address, status)
         self.status = status
 
-    def _connect(self, stub: draft_pb2_grpc.DraftServiceStub) -> DraftLink:
-        response = stub.GetDraftModel(
+    def _connect(self, channel: grpc.Channel) -> DraftLink:
+        response = draft_pb2_grpc.DraftServiceStub(channel).GetDraftModel(
             draft_pb2.GetDraftModelRequest(), timeout=HANDSHAKE_TIMEOUT_S, wait_for_ready=False
         )
         facts = check_handshake(self.expected, response.model)
         self._next_link_id += 1
-        return DraftLink(self._next_link_id, facts, stub, self._count_late)
+        return DraftLink(self._next_link_id, facts, channel, self._count_late)
 
     def read_answer(self, response: draft_pb2.DraftResponse, jobs: Sequence[DraftJob], max_depth: int) -> DraftAnswer:
         """Checks the trees of an answer; what is malformed or stale is counted and left out."""

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 PREFILL_TIMEOUT_S = 60.0
 OVERDUE_S = 15.0  # a drafter that is this late with an answer is given up, and another link is tried
 
+_METHOD = f"/{draft_pb2.DESCRIPTOR.services_by_name['DraftService'].full_name}/Draft"
+
 # Statuses with which a context would be refused again. After any other it got lost on its way.
 _FINAL = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Refused.CACHE_FULL,
@@ -32,16 +34,17 @@ _FINAL = {
 
 class DraftLink:
     """Used by the engine's thread, but for `read`. `link_id` tells links apart: a sequence opened on another one has to
-    be opened anew. `on_late` is called with each answer that nobody waits for any more, on the thread that reads."""
+    be opened anew. `on_late` is called with each answer that nobody waits for any more, on gRPC's thread."""
 
     def __init__(
         self,
         link_id: int,
         facts: DrafterFacts,
-        stub: draft_pb2_grpc.DraftServiceStub,
+        channel: grpc.Channel,
         on_late: Callable[[draft_pb2.DraftResponse], None],
     ) -> None:
-        self.link_id, self.facts, self._stub, self._on_late = link_id, facts, stub, on_late
+        self.link_id, self.facts, self._on_late = link_id, facts, on_late
+        self._stub = draft_pb2_grpc.DraftServiceStub(channel)
         self.stream_id = random.getrandbits(63) | 1
         self._requests: queue.SimpleQueue[draft_pb2.DraftRequest | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[draft_pb2.DraftResponse | None] = queue.SimpleQueue()
@@ -53,29 +56,36 @@ class DraftLink:
         self._prefills: dict[int, grpc.Future[draft_pb2.PrefillResponse]] = {}
         self._sent_at = 0.0
         self.is_broken = False
-        self.call = stub.Draft(self._messages())
+        # By sequence id, what stays the same from step to step: made anew, it would be a third of a message's time.
+        self._standing: dict[int, tuple[tuple[object, ...], draft_pb2.DraftSequence]] = {}
+        # Answers are handed over where gRPC's thread decodes them. To take them out of the call, as one does with the
+        # stub's, would be another thread's wake-up in every step.
+        self.call = channel.stream_stream(
+            _METHOD, request_serializer=draft_pb2.DraftRequest.SerializeToString, response_deserializer=self._take
+        )(self._messages())
 
     def _messages(self) -> Iterator[draft_pb2.DraftRequest]:
         while (message := self._requests.get()) is not None:
             yield message
 
     def read(self) -> None:
-        """Moves answers to the engine until the stream ends; runs on the supervising thread."""
+        """Keeps answers coming until the stream ends; runs on the supervising thread."""
         try:
-            for response in self.call:
-                self._take(response)
+            for _ in self.call:
+                pass
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else error
             log.info("the draft stream ended: %s", code)
         finally:
             self.close()
 
-    def _take(self, response: draft_pb2.DraftResponse) -> None:
+    def _take(self, data: bytes) -> draft_pb2.DraftResponse:
+        response = draft_pb2.DraftResponse.FromString(data)
         # Answers come in the order of the messages: one that skips the step awaited, or answers none, is no answer.
         if response.step_id > (self._outstanding or self._num_messages):
             log.warning("step_id is %d in an answer, which no message has: the link ends", response.step_id)
             self.call.cancel()
-            return
+            return response
         with self._lock:
             is_awaited = False
             if response.step_id == self._outstanding:
@@ -84,6 +94,7 @@ class DraftLink:
                 self._answers.put(response)
         if not is_awaited:
             self._on_late(response)
+        return response
 
     def close(self) -> None:
         """Ends the stream and wakes whoever waits."""
@@ -110,16 +121,27 @@ class DraftLink:
             with self._lock:
                 self._step_id = self._outstanding = self._num_messages
                 self._is_overdue = False
-        self._requests.put(
-            draft_pb2.DraftRequest(
-                stream_id=self.stream_id,
-                step_id=self._num_messages,
-                sequences=[_job_to_wire(job) for job in jobs],
-                closed_sequence_ids=closed,
-                deadline_us=int(deadline_s * 1e6),
-                traceparent=traceparent,
-            )
+        request = draft_pb2.DraftRequest(
+            stream_id=self.stream_id,
+            step_id=self._num_messages,
+            closed_sequence_ids=closed,
+            deadline_us=int(deadline_s * 1e6),
+            traceparent=traceparent,
         )
+        for job in jobs:
+            self._write(job, request.sequences.add())
+        for sequence_id in closed:
+            self._standing.pop(sequence_id, None)
+        self._requests.put(request)
+
+    def _write(self, job: DraftJob, message: draft_pb2.DraftSequence) -> None:
+        settings, standing = _settings(job), self._standing.get(job.sequence_id)
+        if standing is None or standing[0] != settings:
+            standing = self._standing[job.sequence_id] = settings, _settings_to_wire(job)
+        message.CopyFrom(standing[1])
+        message.epoch, message.base_length, message.root_token_id = job.epoch, job.base_length, job.root
+        if job.context is not None:
+            _write_rows(job.context, message.context)
 
     def receive(self, timeout_s: float) -> draft_pb2.DraftResponse | None:
         """The answer to the step sent last, or None where it does not come in time."""
@@ -140,19 +162,14 @@ class DraftLink:
 
     def prefill(self, sequence_id: int, epoch: int, chunks: Sequence[ContextRows], traceparent: str = "") -> None:
         """Sends a prompt's context ahead on a stream of its own, without waiting for it to arrive."""
-        messages = iter(
-            [
-                draft_pb2.PrefillRequest(
-                    stream_id=self.stream_id,
-                    sequence_id=sequence_id,
-                    epoch=epoch,
-                    context=_rows_to_wire(rows),
-                    traceparent=traceparent,
-                )
-                for rows in chunks
-            ]
-        )
-        self._prefills[sequence_id] = self._stub.Prefill.future(messages, timeout=PREFILL_TIMEOUT_S)
+        messages: list[draft_pb2.PrefillRequest] = []
+        for rows in chunks:
+            message = draft_pb2.PrefillRequest(
+                stream_id=self.stream_id, sequence_id=sequence_id, epoch=epoch, traceparent=traceparent
+            )
+            _write_rows(rows, message.context)
+            messages.append(message)
+        self._prefills[sequence_id] = self._stub.Prefill.future(iter(messages), timeout=PREFILL_TIMEOUT_S)
 
     def is_prefilling(self, sequence_id: int) -> bool:
         """Whether context of the sequence is still on its way."""
@@ -175,20 +192,18 @@ class DraftLink:
             call.cancel()
 
 
-def _rows_to_wire(rows: ContextRows) -> draft_pb2.ContextRows:
-    kind = draft_pb2.FEATURE_FORMAT_BFLOAT16 if rows.is_bfloat16 else draft_pb2.FEATURE_FORMAT_FLOAT32
-    return draft_pb2.ContextRows(
-        start=rows.start, token_ids=int32_to_bytes(list(rows.token_ids)), features=rows.features, format=kind
-    )
+def _write_rows(rows: ContextRows, message: draft_pb2.ContextRows) -> None:
+    message.start, message.token_ids, message.features = rows.start, int32_to_bytes(rows.token_ids), rows.features
+    message.format = draft_pb2.FEATURE_FORMAT_BFLOAT16 if rows.is_bfloat16 else draft_pb2.FEATURE_FORMAT_FLOAT32
 
 
-def _job_to_wire(job: DraftJob) -> draft_pb2.DraftSequence:
+def _settings(job: DraftJob) -> tuple[object, ...]:
+    return job.algorithm, job.tree_budget, job.width_cap, job.spine, job.sampling
+
+
+def _settings_to_wire(job: DraftJob) -> draft_pb2.DraftSequence:
     return draft_pb2.DraftSequence(
         sequence_id=job.sequence_id,
-        epoch=job.epoch,
-        base_length=job.base_length,
-        context=_rows_to_wire(job.context) if job.context is not None else None,
-        root_token_id=job.root,
         tree=tree_pb2.TreeOptions(
             algorithm=ALGORITHM_TO_WIRE[job.algorithm],
             tree_budget=job.tree_budget,

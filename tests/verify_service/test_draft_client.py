@@ -312,10 +312,10 @@ def test_a_stop_while_the_drafter_is_asked_who_it_is_ends_the_link_too(make_rig:
     client = DraftClient(f"127.0.0.1:{rig.fake.port}", EXPECTED)
     asked, goes_on, connect = threading.Event(), threading.Event(), client._connect
 
-    def slowly(stub: Any) -> Any:
+    def slowly(channel: Any) -> Any:
         asked.set()
         assert goes_on.wait(PATIENCE_S)
-        return connect(stub)
+        return connect(channel)
 
     client._connect = slowly
     client.start()
