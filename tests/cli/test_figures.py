@@ -196,6 +196,17 @@ def test_reports_for_people(result: Result, monkeypatch: pytest.MonkeyPatch) -> 
     assert "answers of 51 tokens" in words
 
 
+def test_tables_of_fast_models_fit_into_80_columns(result: Result) -> None:
+    row = replace(
+        result.rows[1], configuration="transformers", tokens_per_s=934.5, tokens_per_s_interval=(900.1, 950.2),
+        ratio_to_none_interval=(1.25, 2.75), num_steps=12345, transport_p50_ms=10.25,
+    )  # fmt: skip
+    console = Console(width=80, record=True)
+    for table in (decode_table([row]), sweep_table([row]), stage_table([row])):
+        console.print(table)
+    assert "…" not in console.export_text()
+
+
 def test_reports_for_programs(result: Result, tmp_path: Path) -> None:
     path = tmp_path / "new" / "result.json"
     write_json(result, path)

@@ -44,7 +44,7 @@ def print_report(result: Result, table: Table) -> None:
 
 def decode_table(rows: Sequence[Row]) -> Table:
     """Speed by configuration."""
-    headings = ("", "tokens/s", INTERVAL, "× none", INTERVAL, "tokens\nper step", "drafted\nper step", "steps")
+    headings = ("", "tokens/s", INTERVAL, "×\nnone", INTERVAL, "tokens\n/ step", "drafted\n/ step", "steps")
     table = _table("Decoding", headings)
     for row in rows:
         table.add_row(
@@ -63,7 +63,7 @@ def throughputs(rows: Sequence[Row]) -> str:
 
 def sweep_table(rows: Sequence[Row]) -> Table:
     """Speed by budget."""
-    headings = ("", "nodes\nper step", "tokens/s", INTERVAL, "× none", "×\nlinear", "tokens\nper step", "ms\nper step")
+    headings = ("", "nodes\n/ step", "tokens/s", INTERVAL, "×\nnone", "×\nlinear", "tokens\n/ step", "ms\n/ step")
     table = _table("Tree budgets", headings)
     for row in rows:
         table.add_row(
