@@ -7,12 +7,14 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: setup demo bench test check protos
 
+# pip compiles bytecode on one core, and of every model that transformers has; some files are for other Pythons.
 setup: .venv/.installed  ## make .venv with everything that runtime and development need
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	python -m pip install --quiet --upgrade pip
-	python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	-python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' .venv/lib
 	touch $@
 
 demo: setup  ## three services on this machine, and a prompt

@@ -107,8 +107,8 @@ def test_the_slope_of_a_line_and_of_noise() -> None:
 def test_a_short_soak(tmp_path: Path) -> None:
     result = subprocess.run(
         [
-            sys.executable, "-m", "draftwood.cli", "bench", "soak", "--clients", "8", "--seconds", "15",
-            "--kill-every", "8", "--no-compile", "--json", str(tmp_path / "soak.json"),
+            sys.executable, "-m", "draftwood.cli", "bench", "soak", "--clients", "8", "--seconds", "10",
+            "--kill-every", "5", "--no-compile", "--json", str(tmp_path / "soak.json"),
         ],
         capture_output=True, text=True, check=False,
     )  # fmt: skip

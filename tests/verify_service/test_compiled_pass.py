@@ -20,10 +20,11 @@ CPU = torch.device("cpu")
 # Sequences and nodes: what warms up, as in the service, and what comes then.
 ALONE = (((1, 1), (1, 8)), ((1, 1), (1, 6), (1, 2), (1, 33), (1, 1)))
 SEVERAL = (((2, 8),), ((2, 6), (3, 1), (5, 1), (4, 9), (2, 1), (3, 17)))
-LAYERS = {  # two kinds each
-    "qwen3_5_text": ["linear_attention", "full_attention"],
-    "gemma3_text": ["sliding_attention", "full_attention"],
-}
+GDN, BOTH, WINDOWS = (
+    ("linear_attention",),
+    ("linear_attention", "full_attention"),
+    ("sliding_attention", "full_attention"),
+)
 Shapes = tuple[tuple[int, int], ...]
 
 
@@ -50,26 +51,31 @@ def check(compiled: TargetModel, eager: TargetModel, step: StepInputs, pools: Po
 
 @pytest.mark.timeout(400)  # graphs are compiled anew
 @pytest.mark.parametrize(
-    ("family", "shapes"),
+    ("family", "layers", "shapes"),
     [
-        pytest.param("qwen3_5_text", ALONE, marks=pytest.mark.slow, id="qwen3_5_text-alone"),
-        pytest.param("qwen3_5_text", SEVERAL, id="qwen3_5_text-several"),
-        pytest.param("gemma3_text", ALONE, marks=pytest.mark.slow, id="gemma3_text-alone"),
-        pytest.param("gemma3_text", SEVERAL, marks=pytest.mark.slow, id="gemma3_text-several"),
+        pytest.param("qwen3_5_text", GDN, SEVERAL, id="gated delta net-several"),
+        pytest.param("qwen3_5_text", BOTH, ALONE, marks=pytest.mark.slow, id="qwen3_5_text-alone"),
+        pytest.param("qwen3_5_text", BOTH, SEVERAL, marks=pytest.mark.slow, id="qwen3_5_text-several"),
+        pytest.param("gemma3_text", WINDOWS, ALONE, marks=pytest.mark.slow, id="gemma3_text-alone"),
+        pytest.param("gemma3_text", WINDOWS, SEVERAL, marks=pytest.mark.slow, id="gemma3_text-several"),
     ],
 )
 @torch.inference_mode()
 def test_compiled_passes_equal_eager_ones(
-    family: str, shapes: tuple[Shapes, Shapes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    layers: tuple[str, ...],
+    shapes: tuple[Shapes, Shapes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
     warm, later = shapes
-    save_tiny(family, tmp_path, num_hidden_layers=2, layer_types=LAYERS[family])
+    save_tiny(family, tmp_path, num_hidden_layers=len(layers), layer_types=list(layers))
     models: list[TargetModel] = []
     for compile_steps in (True, False):
         model, spec = load_target(tmp_path, torch.float32, CPU)
         models.append(
-            TargetModel(model, spec, tap_layer_ids=(1,), max_context=256, compile_steps=compile_steps),
+            TargetModel(model, spec, tap_layer_ids=(len(layers) - 1,), max_context=256, compile_steps=compile_steps),
         )
     spec = models[0].spec
     pools = allocate_pools(spec, num_slots=1024, num_states=8, feature_size=64, dtype=torch.float32, device=CPU)
