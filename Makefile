@@ -7,9 +7,9 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: setup demo bench test check protos
 
-# pip compiles bytecode on one core, and of every model that transformers has; some files are for other Pythons.
 setup: .venv/.installed  ## make .venv with everything that runtime and development need
 
+# pip would compile bytecode on one core, of every model of transformers too; files for other Pythons do not compile.
 .venv/.installed: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	python -m pip install --quiet --upgrade pip

@@ -33,7 +33,7 @@ def test_sizes_follow_the_flags() -> None:
         assert result.exit_code == 0, result.output
         return json.loads(result.output)["memory: verify service"]["KV pages"]
 
-    # 7 pages and one of scratch, of 64 tokens with keys and values of two layers.
+    assert kv("--max-batch", "3", "--max-context", "64", "--page-size", "64") == "0.5 MiB"
     assert kv("--max-batch", "7", "--max-context", "64", "--page-size", "64") == "1.0 MiB"
 
 
