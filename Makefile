@@ -36,7 +36,7 @@ check: setup  ## format, lint, types, imports, protos, Dockerfile, stubs
 	$(BUF) lint protos
 	$(DOCKERFILE_LINT) deploy/Dockerfile
 	$(BUF) format -d --exit-code protos
-	pytest -q tests/test_project.py -k stubs
+	pytest -q tests/repository/test_project.py -k stubs
 
 protos: setup  ## generate draftwood/v1 from protos/, below OUT
 	python -m grpc_tools.protoc -Iprotos --python_out=$(OUT) --grpc_python_out=$(OUT) --mypy_out=$(OUT) --mypy_grpc_out=$(OUT) protos/draftwood/v1/*.proto

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
-from draft_service.candidates import TreeOptions
-from draft_service.config import read_drafter_config
-from draft_service.context_cache import SequenceKey
-from draft_service.device_trees import TreeKernels
-from draft_service.drafter import ContextRows, Drafter, SequenceStep
-from draft_service.model import DraftModel
-from draft_service.tensors import random_drafter_tensors, random_target_tensors
-from draftwood.layers import PackedLinear
+from draft_service.cache.context_cache import SequenceKey
+from draft_service.draft.candidates import TreeOptions
+from draft_service.draft.drafter import ContextRows, Drafter, SequenceStep
+from draft_service.gpu.device_trees import TreeKernels
+from draft_service.model.config import read_drafter_config
+from draft_service.model.draft_model import DraftModel
+from draft_service.model.tensors import random_drafter_tensors, random_target_tensors
+from draftwood.device.layers import PackedLinear
 
 DEVICE = torch.device("cuda")
 REPEATS = 30

@@ -21,19 +21,19 @@ import torch
 import transformers
 from torch import Tensor
 
-from draftwood.graphs import Graphs
-from draftwood.layers import PackedLinear
+from draftwood.device.graphs import Graphs
+from draftwood.device.layers import PackedLinear
 from verify_service.cache.pages import PageAllocator
 from verify_service.cache.pools import allocate_pools
-from verify_service.cuda.decoder import GraphDecoder
-from verify_service.cuda.programs import StepProgram
-from verify_service.cuda.target import RowTarget
-from verify_service.cuda.triton_set import triton_set
-from verify_service.drafter import Drafter
-from verify_service.features import load_projector
-from verify_service.request import Request
-from verify_service.sequence import Sequence
-from verify_service.target.loading import load_target
+from verify_service.core.request import Request
+from verify_service.core.sequence import Sequence
+from verify_service.draft.coordinator import Drafter
+from verify_service.gpu.runner import GraphDecoder
+from verify_service.gpu.step_graphs import StepProgram
+from verify_service.gpu.target import RowTarget
+from verify_service.kernels.triton.kernel_set import triton_set
+from verify_service.model.features import load_projector
+from verify_service.model.loading import load_target
 
 DEVICE = torch.device("cuda")
 PAGE_SIZE = 64

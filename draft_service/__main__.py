@@ -8,6 +8,6 @@ from draftwood.interrupt import end_on_interrupt
 
 if __name__ == "__main__":
     end_on_interrupt("draft service")
-    from draft_service.serving import main  # takes seconds
+    from draft_service.server import main  # takes seconds
 
     sys.exit(main(sys.argv[1:]))

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from draft_service.drafter import Drafted, Drafter, Reason, Refused, StepOutcome
-from draft_service.streams import StreamRegistry
+from draft_service.api.streams import StreamRegistry
+from draft_service.draft.drafter import Drafted, Drafter, Reason, Refused, StepOutcome
 from draftwood.config import DraftConfig
 from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments

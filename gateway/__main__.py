@@ -8,6 +8,6 @@ from draftwood.interrupt import end_on_interrupt
 
 if __name__ == "__main__":
     end_on_interrupt("gateway")
-    from gateway.serving import main  # takes seconds
+    from gateway.server import main  # takes seconds
 
     sys.exit(main(sys.argv[1:]))

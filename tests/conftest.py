@@ -14,12 +14,12 @@ settings.load_profile("draftwood")
 
 # Two workers, each with a whole file at a time, end together where what takes longest begins first.
 LONG = (
-    "triton_kernels/test_compiled.py",
-    "verify_service/test_exactness.py",
-    "triton_kernels/test_interpreted.py",
-    "verify_service/test_compiled_pass.py",
-    "tests/test_readme.py",
-    "cli/test_soak.py",
+    "kernels/test_compiled.py",
+    "cpu/test_runner_exactness.py",
+    "kernels/test_interpreted.py",
+    "cpu/test_target_compiled.py",
+    "repository/test_readme.py",
+    "bench/test_soak.py",
 )
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from draftwood.tree import DraftTree
+from verify_service.build import Service
 from verify_service.cache.pages import SCRATCH_SLOT
 from verify_service.cache.pools import reset_slot
-from verify_service.cuda.decoder import GraphDecoder
-from verify_service.pass_decoder import PassDecoder
-from verify_service.scheduler import PREFILL_CHUNK
-from verify_service.service import Service
-from verify_service.step import StepInputs, StepRow, derive, padded
+from verify_service.cpu.runner import PassDecoder
+from verify_service.cpu.step_inputs import StepInputs, StepRow, derive, padded
+from verify_service.engine.scheduler import PREFILL_CHUNK
+from verify_service.gpu.runner import GraphDecoder
 
 log = logging.getLogger(__name__)
 

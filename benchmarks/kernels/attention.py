@@ -23,9 +23,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.timing import RESULTS, copies, copy_bandwidth, graph_seconds, sweep, write
-from verify_service.triton_kernels.kv_commit import kv_commit
-from verify_service.triton_kernels.tree_attention import tree_attention, tree_attention_plain
-from verify_service.triton_kernels.tree_structure import tree_structure
+from verify_service.kernels.triton.kv_commit import kv_commit
+from verify_service.kernels.triton.tree_attention import tree_attention, tree_attention_plain
+from verify_service.kernels.triton.tree_metadata import tree_structure
 
 HQ, HKV, D, PAGE = 24, 4, 256, 64
 LAYERS, LONGEST_PATH = 16, 16

@@ -21,9 +21,9 @@ from benchmarks.kernels import gdn_precision
 from benchmarks.kernels.gdn_rivals import sequential_chain, state_per_node
 from benchmarks.kernels.timing import copy_bandwidth, graph_seconds, sweep, write
 from benchmarks.kernels.trees import ancestor_words, random_parents
-from verify_service.triton_kernels.conv_gate import Gates, conv_gate
-from verify_service.triton_kernels.gdn_verify import GatedNorm, gdn_scratch, gdn_verify, gdn_verify_plain
-from verify_service.triton_kernels.recurrent_commit import RecurrentInputs, recurrent_commit, recurrent_commit_plain
+from verify_service.kernels.triton.conv_gate import Gates, conv_gate
+from verify_service.kernels.triton.gdn_verify import GatedNorm, gdn_scratch, gdn_verify, gdn_verify_plain
+from verify_service.kernels.triton.recurrent_commit import RecurrentInputs, recurrent_commit, recurrent_commit_plain
 
 HK, HV, K, V, TAPS = 16, 48, 128, 128, 4
 C = 2 * HK * K + HV * V

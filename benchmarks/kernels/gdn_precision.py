@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels.trees import ancestor_words, random_parents
-from verify_service.triton_kernels.gdn_verify import gdn_scratch, gdn_verify
+from verify_service.kernels.triton.gdn_verify import gdn_scratch, gdn_verify
 
 HK, HV, K, V = 16, 48, 128, 128
 REGIMES = ("iid", "silu", "repeated")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.kernels.timing import copies, copy_bandwidth, sweep, write
 from benchmarks.kernels.trees import ancestor_words
-from verify_service.triton_kernels.mamba2_verify import mamba2_verify, mamba2_verify_plain
+from verify_service.kernels.triton.mamba2_verify import mamba2_verify, mamba2_verify_plain
 
 HK, HV, V, K = 8, 128, 64, 128
 CHANNELS = HV * V + 2 * HK * K

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.timing import copies, copy_bandwidth, sweep, write
-from draft_service.triton_kernels.best_first import best_first_trees, best_first_trees_plain
-from draft_service.triton_kernels.likeliest import likeliest, likeliest_plain, likeliest_workspace
+from draft_service.kernels.triton.best_first import best_first_trees, best_first_trees_plain
+from draft_service.kernels.triton.likeliest import likeliest, likeliest_plain, likeliest_workspace
 from draftwood.sampling import SamplingParams
-from verify_service.triton_kernels.accept_walk import accept_walk, accept_walk_plain
-from verify_service.triton_kernels.sample import RowSampling, sample, sample_plain, sample_workspace
+from verify_service.kernels.triton.accept_walk import accept_walk, accept_walk_plain
+from verify_service.kernels.triton.sample import RowSampling, sample, sample_plain, sample_workspace
 
 VOCABULARY, DEPTHS = 248320, 15
 KINDS = {

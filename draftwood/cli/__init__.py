@@ -22,7 +22,7 @@ COMMANDS = {
         "Show versions, processor features, models, the memory that they need, and default settings.",
     ),
     "demo": ("draftwood.cli.demo:demo", "Answer one question with draft trees and without, and compare."),
-    "bench": ("draftwood.cli.bench:bench", "Measure speed and check exactness."),
+    "bench": ("bench:bench", "Measure speed and check exactness."),
 }
 
 

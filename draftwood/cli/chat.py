@@ -9,12 +9,12 @@ import click
 from click.core import ParameterSource
 
 from draftwood.cli.console import err, out
-from draftwood.cli.launch import PRIVATE_FIELDS, private_config, private_settings, private_stack, run_stoppable
+from draftwood.cli.gateway_client import Answer, Figures, Question, RestClient
 from draftwood.cli.options import FiniteRange, settings
-from draftwood.cli.rest import Answer, Figures, Question, RestClient
+from draftwood.cli.stack.launch import PRIVATE_FIELDS, private_config, private_settings, private_stack, run_stoppable
 from draftwood.config import ALGORITHMS, GatewayConfig, PeerConfig, flag
 from draftwood.errors import UnavailableError
-from draftwood.tokens import read_tokens
+from draftwood.security.auth_tokens import read_tokens
 
 DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}/v1"
 

@@ -80,7 +80,7 @@ async def problem(address: str, service: str, timeout_s: float, peers: PeerConfi
 async def _http_problem(address: str, timeout_s: float, peers: PeerConfig) -> str | None:
     import httpx
 
-    from draftwood.security import https_trust
+    from draftwood.security.security import https_trust
 
     url = address.rstrip("/").removesuffix("/v1").removesuffix("/health") + "/health"
     try:
@@ -127,8 +127,8 @@ async def _grpc_problem(address: str, service: str, timeout_s: float, peers: Pee
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    from draftwood.rpc import refusal_in_handshake
-    from draftwood.security import Security
+    from draftwood.rpc.conventions import refusal_in_handshake
+    from draftwood.security.security import Security
 
     async with Security.load(peers).channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from draftwood.cli.chat import stream_to_console
 from draftwood.cli.console import err, out
-from draftwood.cli.drafter import require_drafter
-from draftwood.cli.launch import private_config, private_settings, private_stack, run_stoppable
-from draftwood.cli.rest import Answer, Question, RestClient
+from draftwood.cli.gateway_client import Answer, Question, RestClient
+from draftwood.cli.stack.drafter import require_drafter
+from draftwood.cli.stack.launch import private_config, private_settings, private_stack, run_stoppable
 
 QUESTION = "How do I prepare for a job interview?"  # its acceptance is middling among the shipped questions
 WARM_UP = "How can I fall asleep more easily at night?"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shlex import quote
 
-from draftwood.certificates import is_self_signed, read_file
 from draftwood.config import GatewayConfig
+from draftwood.security.certificates import is_self_signed, read_file
 
 QUESTION = "Why is sleep important?"
 

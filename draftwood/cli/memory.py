@@ -1,6 +1,6 @@
 """How much memory the services will hold with given settings, and how large a batch fits.
 
-The sizes come from the services' own allocations (`python -m verify_service.memory`, `python -m draft_service.memory`).
+The sizes come from the services' own allocations: `python -m verify_service.memory_plan` and its like.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from draftwood.cli.environment import service_environment
+from draftwood.cli.stack.environment import service_environment
 from draftwood.config import Config, DraftConfig, VerifyConfig
 from draftwood.errors import ConfigError
 from draftwood.memory import physical_memory_bytes
@@ -84,7 +84,7 @@ def show(size: int) -> str:
 
 
 def _start(module: str, config: Config) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-m", f"{module}.memory", *config.to_args()]
+    command = [sys.executable, "-P", "-m", f"{module}.memory_plan", *config.to_args()]
     return subprocess.Popen(
         command, env=service_environment(module), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

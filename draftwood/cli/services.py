@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import click
 
-from draftwood.cli.environment import service_environment
 from draftwood.cli.options import build, settings
+from draftwood.cli.stack.environment import service_environment
 from draftwood.config import Config, DraftConfig, GatewayConfig, VerifyConfig
 
 

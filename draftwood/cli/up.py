@@ -11,15 +11,15 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from draftwood.cli.console import err, out
-from draftwood.cli.drafter import require_drafter
 from draftwood.cli.example import first_question
-from draftwood.cli.launch import MODEL_FIELDS, draft_threads, stack_config
 from draftwood.cli.options import settings
-from draftwood.cli.process import ServiceDiedError
-from draftwood.cli.stack import NO_DRAFTER, Stack, StackConfig
+from draftwood.cli.stack.drafter import require_drafter
+from draftwood.cli.stack.launch import MODEL_FIELDS, draft_threads, stack_config
+from draftwood.cli.stack.process import ServiceDiedError
+from draftwood.cli.stack.stack import NO_DRAFTER, Stack, StackConfig
 from draftwood.config import DraftConfig, GatewayConfig, ModelConfig, VerifyConfig
 from draftwood.errors import UnavailableError
-from draftwood.security import Security
+from draftwood.security.security import Security
 
 _DEATH_IS_NOTICED_S = 2.0
 

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 import openai
 import pytest
 
-from draftwood.cli.ports import free_port
+from draftwood.cli.stack.ports import free_port
 from tests.deploy.compose import BASE, CPU, DEPLOY, load
 from tests.deploy.test_dockerfile import chain
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from draft_service.config import read_drafter_config
-from draft_service.drafter import Drafter
-from draft_service.model import DraftModel
-from draft_service.server import DraftServer, LoadedDrafter, warm_up
-from draft_service.tensors import load_drafter_tensors, load_target_tensors
-from draftwood.rpc import open_channel
+from draft_service.build import DraftServer, LoadedDrafter, warm_up
+from draft_service.draft.drafter import Drafter
+from draft_service.model.config import read_drafter_config
+from draft_service.model.draft_model import DraftModel
+from draft_service.model.tensors import load_drafter_tensors, load_target_tensors
+from draftwood.rpc.conventions import open_channel
 from draftwood.v1 import draft_pb2
 from tests.draft_service.plain_dflash import write_pair
 from tests.draft_service.served import Running

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from draft_service.drafter import Drafter
-from draft_service.server import DraftServer
+from draft_service.build import DraftServer
+from draft_service.draft.drafter import Drafter
 from draftwood.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
 
 ROWS = torch.randn(40, 48, generator=torch.Generator().manual_seed(0))

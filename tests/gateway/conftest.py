@@ -14,9 +14,9 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2
 
 from draftwood.config import GatewayConfig
-from gateway.served_model import ServedModel
-from gateway.server import Server
-from gateway.tokenizer import Tokenizer
+from gateway.http.http_server import Server
+from gateway.text.served_model import ServedModel
+from gateway.text.tokenizer import Tokenizer
 from tests.gateway.fake_verify import FakeVerify, serve
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from draftwood import rpc
 from draftwood.errors import DraftwoodError
-from draftwood.security import OPEN, Security
+from draftwood.rpc import conventions as rpc
+from draftwood.security.security import OPEN, Security
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
 
 EOS = 2

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftwood.errors import DraftwoodError, OverloadedError, UnavailableError
-from draftwood.rpc import from_rpc_error, open_channel
+from draftwood.rpc.conventions import from_rpc_error, open_channel
 from draftwood.v1 import tree_pb2, verify_pb2, verify_pb2_grpc
 from tests.system.processes import Process
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import Qwen3_5ForCausalLM
 
 from draftwood.checkpoint import EMBEDDED_TARGET
-from draftwood.rpc import CLIENT_OPTIONS
+from draftwood.rpc.conventions import CLIENT_OPTIONS
 from draftwood.v1 import sampling_pb2, tree_pb2, verify_pb2, verify_pb2_grpc
 from tests.system.processes import Process, free_port
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from transformers import AutoConfig, Qwen3_5ForCausalLM
 
-from draft_service.config import read_drafter_config
-from draft_service.tensors import random_projection_checksum, random_target_tensors
+from draft_service.model.config import read_drafter_config
+from draft_service.model.tensors import random_projection_checksum, random_target_tensors
 from draftwood.checkpoint import EMBEDDED_TARGET, tokenizer_hash
 from draftwood.random_weights import random_tensor
 from draftwood.v1 import sampling_pb2, tree_pb2, verify_pb2, verify_pb2_grpc
 from tests.system.processes import ROOT, Process
-from verify_service.features import load_projector
-from verify_service.target.loading import load_target
-from verify_service.target.random_target import random_target
-from verify_service.target.spec import SUPPORTED, read_spec, text_config
+from verify_service.model.features import load_projector
+from verify_service.model.loading import load_target
+from verify_service.model.random_target import random_target
+from verify_service.model.spec import SUPPORTED, read_spec, text_config
 
 SHAPES = ROOT / "benchmarks" / "shapes"
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -109,7 +109,7 @@ def test_parameters_are_made_once_in_the_served_format(tmp_path: Path, monkeypat
         drawn.append(out.nbytes)
         return out
 
-    monkeypatch.setattr("verify_service.target.random_target.random_tensor", counted)
+    monkeypatch.setattr("verify_service.model.random_target.random_tensor", counted)
     loader = Qwen3_5ForCausalLM
     model = random_target(loader, config, torch.bfloat16, CPU)
     assert sum(drawn) == sum(p.nbytes for p in model.parameters())

@@ -14,14 +14,14 @@ from torch import Tensor
 from draftwood.config import VerifyConfig
 from draftwood.tree import DraftTree
 from tests.verify_service.harness import ScriptedDrafter
+from verify_service.build import build
 from verify_service.cache.pages import SCRATCH_SLOT
 from verify_service.cache.pools import Pools
-from verify_service.cuda.kernel_set import KernelSet
-from verify_service.request import Event, Finished, Request
-from verify_service.sequence import Sequence
-from verify_service.service import build
-from verify_service.step import StepInputs, StepRow, derive
-from verify_service.target.model import Stash
+from verify_service.core.request import Event, Finished, Request
+from verify_service.core.sequence import Sequence
+from verify_service.cpu.step_inputs import StepInputs, StepRow, derive
+from verify_service.cpu.target import Stash
+from verify_service.kernels.kernel_set import KernelSet
 
 
 def config_of(target: Path | str, **changes: Any) -> VerifyConfig:

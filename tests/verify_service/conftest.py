@@ -9,7 +9,7 @@ import pytest
 
 from tests.verify_service.draft_rig import PATIENCE_S, MakeRig, Rig
 from tests.verify_service.fake_drafter import Answer, FakeDrafter
-from verify_service import draft_client
+from verify_service.draft import client as draft_client
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ import torch
 from draftwood.v1 import draft_pb2
 from tests.verify_service.fake_drafter import Answer, FakeDrafter
 from verify_service.cache.pools import Pools
-from verify_service.draft_client import DraftClient, Expected
-from verify_service.drafter import Drafter, Drafts
-from verify_service.request import Request
-from verify_service.sequence import Sequence
+from verify_service.core.request import Request
+from verify_service.core.sequence import Sequence
+from verify_service.draft.client import DraftClient, Expected
+from verify_service.draft.coordinator import Drafter, Drafts
 
 EXPECTED = Expected(
     target_layer_ids=(1, 4), hidden_size=6, vocab_size=100, tokenizer_hash="aa", projection_checksum="bb"

@@ -11,10 +11,10 @@ from typing import Any, Self
 import grpc
 import numpy as np
 
-from draftwood.rpc import SERVER_OPTIONS
+from draftwood.rpc.conventions import SERVER_OPTIONS
+from draftwood.rpc.wire import tree_to_wire
 from draftwood.tree import DraftTree
 from draftwood.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
-from draftwood.wire import tree_to_wire
 
 Answer = Callable[[draft_pb2.DraftSequence], draft_pb2.DraftResult | None]
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from draftwood.config import VerifyConfig
 from draftwood.tree import DraftTree
-from verify_service.drafter import Drafts
-from verify_service.engine import Engine
-from verify_service.request import Event, Failed, Finished, Request, Started, Stats, TokenLogProbs, Tokens, Trace
-from verify_service.sequence import Sequence
-from verify_service.service import build
+from verify_service.build import build
+from verify_service.core.request import Event, Failed, Finished, Request, Started, Stats, TokenLogProbs, Tokens, Trace
+from verify_service.core.sequence import Sequence
+from verify_service.draft.coordinator import Drafts
+from verify_service.engine.engine import Engine
 
 Propose = Callable[[Sequence], DraftTree | None]
 

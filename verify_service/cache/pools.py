@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify_service.target.spec import NO_RECURRENCE, TargetSpec
+from verify_service.model.spec import NO_RECURRENCE, TargetSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Plain-PyTorch kernels of the verify step, one file each: the CPU path, and the oracle of their GPU twins."""
+"""The kernels of a step: what each promises, its plain PyTorch form, and its Triton form."""

@@ -1,0 +1,1 @@
+"""Figures out of what was measured. Pure functions, tables and plots."""

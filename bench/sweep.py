@@ -1,0 +1,49 @@
+"""`draftwood bench sweep`: what each tree budget costs and wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.decode import configurations
+from bench.figures.plot import write_plot
+from bench.figures.report import caption, print_report, sweep_table, write_json
+from bench.run.experiment import build_experiment, experiment_options, run
+from draftwood.cli.options import int_list
+from draftwood.cli.stack.launch import run_stoppable
+
+
+@click.command()
+@click.option(
+    "--budgets",
+    default="0,7,15,31,63",
+    show_default=True,
+    callback=int_list,
+    help="Tree budgets: nodes without the root; 0 is plain decoding.",
+)
+@click.option(
+    "--chains", default="7,15", show_default=True, callback=int_list, help="Lengths of chains; 0 leaves them out."
+)
+@experiment_options
+def sweep(
+    budgets: tuple[int, ...], chains: tuple[int, ...], json_path: Path | None, plot_path: Path | None, **values: Any
+) -> None:
+    """Speed and step times by tree budget.
+
+    Measures as `draftwood bench decode` does, and compares with plain decoding and with the fastest chain.
+
+    \b
+    Examples:
+      draftwood bench sweep
+      draftwood bench sweep --budgets 0,3,7,11,15 --limit 8
+    """
+    found = configurations(["ddtree", "dflash"], budgets, [length for length in chains if length > 0])
+    experiment = build_experiment(values, found)
+    result = run_stoppable(run(experiment))
+    print_report(result, sweep_table(result.rows))
+    if json_path is not None:
+        write_json(result, json_path)
+    if plot_path is not None:
+        write_plot(result.rows, plot_path, caption(result))

@@ -1,0 +1,1 @@
+"""Keys and values of committed tokens, and whose late rows are dropped."""

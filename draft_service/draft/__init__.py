@@ -1,0 +1,1 @@
+"""One message of a verify service served: rows taken, blocks passed, trees built."""

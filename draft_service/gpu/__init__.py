@@ -1,0 +1,1 @@
+"""Passes, new rows and trees as graphs over static buffers: the way of a GPU."""

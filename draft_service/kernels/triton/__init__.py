@@ -1,0 +1,1 @@
+"""The kernels in Triton. Only these import Triton."""

@@ -1,0 +1,1 @@
+"""A DFlash checkpoint: its settings, its tensors, its layers."""

@@ -1,0 +1,1 @@
+"""The three services as child processes: started in order, supervised, stopped."""

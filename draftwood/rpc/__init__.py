@@ -1,0 +1,1 @@
+"""gRPC as all services use it: channels, statuses, messages to values."""

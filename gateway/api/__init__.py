@@ -1,0 +1,1 @@
+"""OpenAI's requests and responses as values."""

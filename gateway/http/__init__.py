@@ -1,0 +1,1 @@
+"""HTTP: connections, routes, keys, bodies, streams of events."""

@@ -1,0 +1,1 @@
+"""What the gateway exports: metrics, and the span of a request."""

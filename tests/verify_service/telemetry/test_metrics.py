@@ -1,0 +1,109 @@
+"""Alarms of the verify service, as they are exported: over a service of which only the counting parts are there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from draftwood.errors import OverloadedError
+from draftwood.tree import DraftTree
+from tests.system.scraping import Samples, parse, value
+from verify_service.core.request import StageTimes
+from verify_service.draft.coordinator import Drafter
+from verify_service.engine.engine import EngineCounters
+from verify_service.step.acceptance_alarm import WINDOW_STEPS
+from verify_service.step.step_stats import SequenceStep, StepObserver
+from verify_service.telemetry.metrics import MeasuredRequest, Telemetry
+
+TREE = DraftTree.chain(5, [6, 7, 8])
+COLLAPSE, MISMATCH = "draftwood_acceptance_collapse", "draftwood_drafter_mismatch"
+
+
+def is_turning(patience_s: float) -> bool:
+    return True
+
+
+@pytest.fixture
+def service() -> Any:
+    """Stands where a service stands; its drafter is connected."""
+    client = SimpleNamespace(
+        status="ready", mismatch=None, link=object(), stale_by_cause={"late": 2, "mismatched": 1}, rejected_trees=0
+    )
+    scheduler = SimpleNamespace(
+        max_queue=4, max_batch=2, pages=SimpleNamespace(num_pages=9), slots=SimpleNamespace(num_slots=2)
+    )
+    engine = SimpleNamespace(
+        counters=EngineCounters(),
+        scheduler=scheduler,
+        decoder=SimpleNamespace(observer=StepObserver()),
+        drafter=Drafter(None, SimpleNamespace(), timeout_s=1.0),  # pyright: ignore[reportArgumentType]
+        is_turning=is_turning,
+    )
+    return SimpleNamespace(engine=engine, client=client)
+
+
+def samples(telemetry: Telemetry) -> Samples:
+    return parse(telemetry.instruments.exposition())
+
+
+def test_collapse_is_an_alarm_while_drafts_are_paid_for(service: Any) -> None:
+    telemetry, observer = Telemetry(service), service.engine.decoder.observer
+    for _ in range(WINDOW_STEPS - 1):
+        observer.step([SequenceStep(TREE, 0, True)], StageTimes())
+    assert value(samples(telemetry), COLLAPSE) == 0  # too few to say
+    observer.step([SequenceStep(TREE, 0, True)], StageTimes())
+    assert value(samples(telemetry), COLLAPSE) == 1
+    service.client.link = None  # nothing is drafted any more
+    assert value(samples(telemetry), COLLAPSE) == 0
+
+
+def test_steps_without_drafts_are_no_collapse(service: Any) -> None:
+    telemetry, observer = Telemetry(service), service.engine.decoder.observer
+    for _ in range(2 * WINDOW_STEPS):
+        observer.step([SequenceStep(DraftTree.root_only(5), 0, True)], StageTimes())
+    assert value(samples(telemetry), COLLAPSE) == 0
+    assert value(samples(telemetry), "draftwood_sequence_steps_total", kind="fallback") == 2 * WINDOW_STEPS
+
+
+def test_a_drafter_that_does_not_match_is_an_alarm(service: Any) -> None:
+    telemetry = Telemetry(service)
+    assert value(samples(telemetry), MISMATCH) == 0
+    service.client.status, service.client.mismatch = "mismatch: vocab_size is 101", "vocab_size is 101"
+    said = samples(telemetry)
+    assert value(said, MISMATCH) == 1
+    states = {
+        state: value(said, "draftwood_drafter_state", state=state) for state in ("ready", "absent", "mismatch", "none")
+    }
+    assert states == {"ready": 0, "absent": 0, "mismatch": 1, "none": 0}
+
+
+@pytest.mark.parametrize("status", ["ready", "absent: nothing answers", "refused: no token", "mismatch: vocab_size"])
+def test_a_drafter_is_in_one_state(service: Any, status: str) -> None:
+    service.client.status = status
+    said = {name: n for name, n in samples(Telemetry(service)).items() if "drafter_state" in str(name)}
+    assert sum(said.values()) == 1
+    assert value(samples(Telemetry(service)), "draftwood_drafter_state", state=status.partition(":")[0]) == 1
+
+
+def test_a_service_without_a_drafter_exports_the_same_series(service: Any) -> None:
+    with_drafter = samples(Telemetry(service)).keys()
+    service.client = None
+    without = samples(Telemetry(service))
+    assert without.keys() == with_drafter
+    assert value(without, "draftwood_drafter_state", state="none") == 1
+
+
+def test_requests_are_counted_by_what_became_of_them(service: Any) -> None:
+    telemetry = Telemetry(service)
+    refused, left = MeasuredRequest(telemetry), MeasuredRequest(telemetry)
+    refused.failed(OverloadedError("full"))
+    refused.gone()
+    left.grew()
+    left.gone()
+    said = samples(telemetry)
+    assert value(said, "draftwood_requests_total", outcome="overloaded") == 1
+    assert value(said, "draftwood_requests_total", outcome="cancelled") == 1
+    assert value(said, "draftwood_time_to_first_token_seconds_count") == 1
+    assert value(said, "draftwood_request_seconds_count") == 0

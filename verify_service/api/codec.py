@@ -1,0 +1,170 @@
+"""Between the engine's values and the messages of VerifyService; only the servicer calls this."""
+
+from __future__ import annotations
+
+import statistics
+
+from draftwood.errors import InvalidRequestError
+from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, sampling_from_wire, tree_to_wire
+from draftwood.telemetry import MAX_TRACEPARENT
+from draftwood.v1 import tree_pb2, verify_pb2
+from verify_service.api.defaults import Defaults
+from verify_service.core.accept import Finish
+from verify_service.core.request import (
+    Finished,
+    Request,
+    Started,
+    Stats,
+    TokenLogProbs,
+    Tokens,
+    Trace,
+    check_prompt_length,
+    new_request_id,
+    new_seed,
+)
+
+FINISH_TO_WIRE = {
+    Finish.STOP: verify_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: verify_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, peer: str = "") -> Request:
+    """Fills in the server's defaults, and `peer` for the client. Raises InvalidRequestError for what no default can
+    mend."""
+    has = message.HasField
+    _check_lengths(message, defaults)
+    prompt = tuple(message.prompt_token_ids)
+    room = max(defaults.limits.max_context - len(prompt), 1)
+    algorithm = defaults.algorithm
+    if message.algorithm != tree_pb2.ALGORITHM_UNSPECIFIED:
+        if message.algorithm not in ALGORITHM_FROM_WIRE:
+            raise InvalidRequestError(f"algorithm is {message.algorithm}, which is not known", field="algorithm")
+        algorithm = ALGORITHM_FROM_WIRE[message.algorithm]
+    stop = frozenset(message.stop_token_ids)
+    return Request(
+        request_id=message.request_id or new_request_id(),
+        prompt=prompt,
+        max_new_tokens=message.max_new_tokens if has("max_new_tokens") else room,
+        min_new_tokens=message.min_new_tokens,
+        sampling=sampling_from_wire(message.sampling, seed=new_seed(), vocab_size=defaults.limits.vocab_size),
+        stop_token_ids=stop if message.ignore_model_stop else stop | defaults.stop_token_ids,
+        algorithm=algorithm if defaults.is_drafted else "none",
+        tree_budget=message.tree_budget if has("tree_budget") else defaults.tree_budget,
+        width_cap=message.width_cap if has("width_cap") else defaults.width_cap,
+        spine=message.spine if has("spine") else defaults.spine,
+        num_log_probs=message.num_log_probs if has("num_log_probs") else None,
+        num_prompt_log_probs=message.num_prompt_log_probs if has("num_prompt_log_probs") else None,
+        trace_steps=message.trace_steps,
+        shadow_linear=_shadow_linear(message, defaults, algorithm),
+        traceparent=message.traceparent if len(message.traceparent) <= MAX_TRACEPARENT else "",
+        client=message.client or peer,
+    )
+
+
+def _shadow_linear(message: verify_pb2.GenerateRequest, defaults: Defaults, algorithm: str) -> bool:
+    if not message.HasField("shadow_linear"):
+        return defaults.shadow_linear and algorithm == "ddtree" and defaults.is_drafted
+    if message.shadow_linear and algorithm != "ddtree":
+        raise InvalidRequestError(
+            f"shadow_linear compares with a tree; algorithm is {algorithm}, not ddtree", field="shadow_linear"
+        )
+    return message.shadow_linear and defaults.is_drafted
+
+
+def _check_lengths(message: verify_pb2.GenerateRequest, defaults: Defaults) -> None:
+    """Before anything walks the lists: this is the event loop, and a message may hold millions of entries."""
+    limits = defaults.limits
+    check_prompt_length(len(message.prompt_token_ids), limits)
+    lists = (("stop_token_ids", message.stop_token_ids), ("logit_bias", message.sampling.logit_bias))
+    for name, entries in lists:
+        if len(entries) > limits.vocab_size:
+            raise InvalidRequestError(
+                f"{name} has {len(entries)} entries, more than the vocabulary's {limits.vocab_size} tokens", field=name
+            )
+
+
+def started_to_wire(event: Started, request: Request) -> verify_pb2.GenerateResponse:
+    """The start of an answer."""
+    started = verify_pb2.GenerateStarted(
+        request_id=request.request_id,
+        seed=request.sampling.seed,
+        prompt_log_probs=[_log_probs_to_wire(entry) for entry in event.prompt_log_probs],
+    )
+    return verify_pb2.GenerateResponse(started=started)
+
+
+def tokens_to_wire(event: Tokens) -> verify_pb2.GenerateResponse:
+    """Newly committed tokens."""
+    chunk = verify_pb2.TokenChunk(
+        token_ids=event.token_ids,
+        log_probs=[_log_probs_to_wire(entry) for entry in event.log_probs],
+        trace=_trace_to_wire(event.trace) if event.trace is not None else None,
+        num_drafted_tokens=event.num_drafted,
+        num_accepted_tokens=event.num_accepted,
+    )
+    return verify_pb2.GenerateResponse(chunk=chunk)
+
+
+def finished_to_wire(event: Finished) -> verify_pb2.GenerateResponse:
+    """The end of an answer."""
+    finished = verify_pb2.GenerateFinished(
+        reason=FINISH_TO_WIRE[event.reason], stop_token_id=event.stop_token_id, stats=_stats_to_wire(event.stats)
+    )
+    return verify_pb2.GenerateResponse(finished=finished)
+
+
+def _log_probs_to_wire(entry: TokenLogProbs) -> verify_pb2.TokenLogProbs:
+    return verify_pb2.TokenLogProbs(
+        token_id=entry.token_id,
+        log_prob=entry.log_prob,
+        top_token_ids=[token for token, _ in entry.top],
+        top_log_probs=[value for _, value in entry.top],
+    )
+
+
+def _trace_to_wire(trace: Trace) -> verify_pb2.StepTrace:
+    times = trace.times
+    return verify_pb2.StepTrace(
+        base_length=trace.base_length,
+        root_token_id=trace.tree.token_ids[0],
+        tree=tree_to_wire(trace.tree),
+        accepted_path=trace.path,
+        draft_us=_us(times.draft),
+        tree_us=_us(times.tree),
+        verify_us=_us(times.verify),
+        accept_us=_us(times.accept),
+        commit_us=_us(times.commit),
+        drafter_busy_us=_us(times.drafter_busy),
+        shadow_path=trace.shadow_path,
+    )
+
+
+def _stats_to_wire(stats: Stats) -> verify_pb2.GenerateStats:
+    transport = statistics.median(stats.transport_s) if stats.transport_s else 0.0
+    return verify_pb2.GenerateStats(
+        num_prompt_tokens=stats.num_prompt_tokens,
+        num_generated_tokens=stats.num_generated_tokens,
+        num_steps=stats.num_steps,
+        num_drafted_steps=stats.num_drafted_steps,
+        num_drafted_tokens=stats.num_drafted_tokens,
+        num_accepted_tokens=stats.num_accepted_tokens,
+        num_fallback_steps=stats.num_fallback_steps,
+        accepted_histogram=stats.accepted_histogram,
+        drafted_by_depth=stats.drafted_by_depth,
+        queue_us=_us(stats.queue_s),
+        prefill_us=_us(stats.prefill_s),
+        decode_us=_us(stats.decode_s),
+        draft_us=_us(stats.draft_s),
+        tree_us=_us(stats.tree_s),
+        verify_us=_us(stats.verify_s),
+        accept_us=_us(stats.accept_s),
+        commit_us=_us(stats.commit_s),
+        drafter_busy_us=_us(stats.drafter_busy_s),
+        transport_p50_us=_us(transport),
+        shadow_tree_tokens=stats.num_shadow_accepted,
+    )
+
+
+def _us(seconds: float) -> int:
+    return min(max(round(seconds * 1e6), 0), 2**63)

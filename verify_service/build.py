@@ -1,0 +1,285 @@
+"""Puts the verify service together from its configuration: model, pools, engine, draft client."""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftwood.checkpoint import model_id, resolve, tokenizer_directory, tokenizer_hash
+from draftwood.config import VerifyConfig
+from draftwood.device.device import has_triton, pick_device, pick_dtype, use_threads
+from draftwood.device.graphs import Graphs
+from draftwood.errors import ConfigError
+from draftwood.memory import physical_memory_bytes
+from draftwood.security.security import Security
+from draftwood.v1 import verify_pb2
+from verify_service.api.defaults import Defaults
+from verify_service.api.servicer import TargetFacts
+from verify_service.cache.pages import PageAllocator, SlotAllocator
+from verify_service.cache.pools import Pools, allocate_pools
+from verify_service.core.request import Limits
+from verify_service.cpu.commit import Committer
+from verify_service.cpu.runner import PassDecoder
+from verify_service.cpu.target import TargetModel
+from verify_service.draft.client import DraftClient, Expected
+from verify_service.draft.coordinator import Drafter
+from verify_service.engine.engine import Engine
+from verify_service.engine.scheduler import Scheduler
+from verify_service.gpu.runner import GraphDecoder
+from verify_service.gpu.target import RowTarget
+from verify_service.kernels.kernel_set import KernelSet
+from verify_service.kernels.reference.kernel_set import PLAIN
+from verify_service.kernels.triton.kernel_set import triton_set
+from verify_service.model.features import FeatureProjector, RowProjection, load_projector
+from verify_service.model.loading import load_target
+from verify_service.model.spec import TargetSpec
+from verify_service.step.runner import Decoder
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MAX_CONTEXT = 8192
+META = torch.device("meta")
+CPU_TREE_BUDGET, GPU_TREE_BUDGET = 7, 31
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A built service, not started."""
+
+    engine: Engine
+    client: DraftClient | None
+    defaults: Defaults
+    facts: TargetFacts
+    security: Security
+    description: str
+
+
+def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
+    """Loads and allocates everything. Raises a DraftwoodError naming the setting, layer or tensor at fault.
+
+    With `kernels`, steps run as graphs of those over static buffers, which a GPU's always do.
+    """
+    security = Security.load(config)
+    device = pick_device(config)
+    if kernels is None and device.type == "cuda":
+        kernels = _gpu_kernels()
+    dtype = pick_dtype(config, device)
+    use_threads(config.threads)
+    directory = resolve(config.target, setting="target")
+    unsafe, random_weights = config.allow_hybrid_unsafe, config.random_weights
+    model, spec = load_target(directory, dtype, device, allow_unsafe=unsafe, random_weights=random_weights)
+    texts = tokenizer_directory(directory, random_weights=random_weights)
+    max_context = longest_context(config, spec)
+    projector = _projector(config, spec, dtype, device)
+    pages, slots = cache_sizes(config, max_context)
+    feature_size = projector.hidden_size if projector else 0
+    if device.type == "cpu":
+        _check_memory(config, max_context, cache_pools(spec, pages, slots, feature_size, dtype, META))
+    pools = cache_pools(spec, pages, slots, feature_size, dtype, device)
+    make = _pass_decoder if kernels is None else partial(_graph_decoder, kernels=kernels)
+    decoder = make(config, model, spec, pools, projector, max_context)
+    decoder.debug_steps = config.debug_metrics
+    scheduler = Scheduler(
+        pages,
+        slots,
+        max_batch=config.max_batch,
+        max_queue=config.max_queue,
+        prefill_chunk=decoder.prefill_chunk,
+    )
+    client = _draft_client(config, security, texts, spec, projector)
+    drafter = Drafter(client, pools, timeout_s=config.draft_timeout_ms / 1e3)
+    engine = Engine(decoder, scheduler, drafter, prefill_tokens=config.prefill_tokens)
+    name = model_id(config.target, directory)
+    return Service(
+        engine,
+        client,
+        _defaults(config, spec, max_context, device, is_drafted=client is not None),
+        TargetFacts(_target_model(spec, name, texts, dtype, max_context, projector), random.getrandbits(63)),
+        security,
+        f"{name}, {str(dtype).removeprefix('torch.')}, {_place(device)}",
+    )
+
+
+def _gpu_kernels() -> KernelSet:
+    """Triton's, and without it plain ones, operator by operator."""
+    if not has_triton():
+        log.warning("Triton is not installed: kernels run as plain PyTorch, many times slower, and without graphs")
+        return PLAIN
+    return triton_set()
+
+
+def _pass_decoder(
+    config: VerifyConfig,
+    model: Any,
+    spec: TargetSpec,
+    pools: Pools,
+    projector: FeatureProjector | None,
+    max_context: int,
+) -> Decoder:
+    target = TargetModel(
+        model,
+        spec,
+        tap_layer_ids=projector.target_layer_ids if projector else (),
+        max_context=max_context,
+        compile_steps=config.compile,
+    )
+    committer = Committer(pools, spec.recurrent, compile_steps=config.compile)
+    projection = RowProjection(projector, compile_steps=config.compile) if projector else None
+    return PassDecoder(target, pools, committer, projection)
+
+
+def _graph_decoder(
+    config: VerifyConfig,
+    model: Any,
+    spec: TargetSpec,
+    pools: Pools,
+    projector: FeatureProjector | None,
+    max_context: int,
+    *,
+    kernels: KernelSet,
+) -> Decoder:
+    target = RowTarget(
+        model,
+        spec,
+        pools,
+        kernels,
+        tap_layer_ids=projector.target_layer_ids if projector else (),
+        max_context=max_context,
+        page_size=config.page_size,
+        compile_steps=config.compile,
+    )
+    return GraphDecoder(
+        target,
+        projector,
+        Graphs(target.device, enabled=target.is_capturable and kernels.is_capturable),
+        max_batch=config.max_batch,
+        max_nodes=config.max_tree_budget + 1,
+        max_context=max_context,
+        prefill_tokens=config.prefill_tokens,
+    )
+
+
+def _place(device: torch.device) -> str:
+    """Where the model runs, in words."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+
+
+def longest_context(config: VerifyConfig, spec: TargetSpec) -> int:
+    """Tokens that a sequence may have, its answer included. Raises ConfigError for more than the target takes."""
+    if config.max_context > spec.max_positions:
+        raise ConfigError(
+            f"--max-context is {config.max_context}, more than the {spec.max_positions} positions of the target",
+            field="max_context",
+        )
+    longest = config.max_context or min(spec.max_positions, DEFAULT_MAX_CONTEXT)
+    return min(longest, config.cache_tokens) if config.cache_tokens else longest  # what never fits is refused
+
+
+def cache_sizes(config: VerifyConfig, max_context: int) -> tuple[PageAllocator, SlotAllocator]:
+    """Pages and state slots: those that are set, else for a full batch of the longest sequences."""
+    pages_each = -(-max_context // config.page_size)
+    num_pages = -(-config.cache_tokens // config.page_size) or config.max_batch * pages_each
+    return PageAllocator(num_pages, config.page_size), SlotAllocator(config.max_batch)
+
+
+def cache_pools(
+    spec: TargetSpec,
+    pages: PageAllocator,
+    slots: SlotAllocator,
+    feature_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Pools:
+    """Room for those pages and slots, and for a scratch page and slot."""
+    return allocate_pools(
+        spec,
+        num_slots=(pages.num_pages + 1) * pages.page_size,
+        num_states=slots.num_slots + 1,
+        feature_size=feature_size,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _check_memory(config: VerifyConfig, max_context: int, pools: Pools) -> None:
+    """Memory of caches is had when they are first written to, so that too much of it would end the service later."""
+    sizes, available = pools.sizes(), physical_memory_bytes()
+    if sum(sizes.values()) > available:
+        parts = ", ".join(f"{what} {size / 2**30:.1f} GiB" for what, size in sizes.items() if size)
+        raise ConfigError(
+            f"--max-batch {config.max_batch} sequences of {max_context} tokens need more memory than this machine's "
+            f"{available / 2**30:.1f} GiB ({parts}); lower --max-batch, --max-context or --cache-tokens",
+            field="max_batch",
+        )
+
+
+def _projector(
+    config: VerifyConfig, spec: TargetSpec, dtype: torch.dtype, device: torch.device
+) -> FeatureProjector | None:
+    if config.draft == "none":
+        return None
+    directory = resolve(config.draft, setting="draft")
+    return load_projector(directory, spec, dtype, device, random_weights=config.random_weights)
+
+
+def _draft_client(
+    config: VerifyConfig, security: Security, texts: Path, spec: TargetSpec, projector: FeatureProjector | None
+) -> DraftClient | None:
+    if projector is None or config.drafter == "none":
+        return None
+    return DraftClient(
+        config.drafter,
+        Expected(
+            target_layer_ids=projector.target_layer_ids,
+            hidden_size=projector.hidden_size,
+            vocab_size=spec.vocab_size,
+            tokenizer_hash=tokenizer_hash(texts),
+            projection_checksum=projector.checksum,
+        ),
+        security,
+    )
+
+
+def _defaults(
+    config: VerifyConfig, spec: TargetSpec, max_context: int, device: torch.device, *, is_drafted: bool
+) -> Defaults:
+    budget = config.tree_budget or min(
+        CPU_TREE_BUDGET if device.type == "cpu" else GPU_TREE_BUDGET, config.max_tree_budget
+    )
+    return Defaults(
+        limits=Limits(spec.vocab_size, max_context, config.max_tree_budget, 64),
+        algorithm=config.algorithm if is_drafted else "none",
+        tree_budget=budget,
+        width_cap=config.tree_width_cap,
+        spine=config.tree_spine,
+        shadow_linear=config.shadow_linear,
+        stop_token_ids=frozenset(spec.stop_token_ids),
+        is_drafted=is_drafted,
+    )
+
+
+def _target_model(
+    spec: TargetSpec,
+    name: str,
+    texts: Path,
+    dtype: torch.dtype,
+    max_context: int,
+    projector: FeatureProjector | None,
+) -> verify_pb2.TargetModel:
+    return verify_pb2.TargetModel(
+        model_id=name,
+        vocab_size=spec.vocab_size,
+        max_context=max_context,
+        stop_token_ids=spec.stop_token_ids,
+        tokenizer_hash=tokenizer_hash(texts),
+        hidden_size=spec.hidden_size,
+        dtype=str(dtype).removeprefix("torch."),
+        model_type=spec.model_type,
+        projection_checksum=projector.checksum if projector else "",
+    )

@@ -1,0 +1,1 @@
+"""The values that everything else speaks of: requests, events, sequences, what a walk accepts. No models."""

@@ -1,0 +1,81 @@
+"""One request being decoded: its tokens, where its committed state lies, and what the drafter knows of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import DraftwoodError
+from draftwood.sampling import TokenCounts
+from verify_service.core.request import Event, Request, Stats, TokenLogProbs
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Owned by the engine's thread. Only a commit changes `base_length` and what lies below it."""
+
+    sequence_id: int
+    request: Request
+    emit: Callable[[Event], None]
+    arrived_at: float
+    deadline: float | None = None  # on the clock of `arrived_at`
+    stats: Stats = field(default_factory=Stats)
+
+    num_overtakes: int = 0  # later ones that were admitted because this one's pages were not free
+
+    # Set on admission.
+    pages: list[int] = field(default_factory=list[int])
+    slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # pool rows by position
+    state_slot: int = 0
+    admitted_at: float = 0.0
+
+    # Set by prefill and commits.
+    base_length: int = 0  # committed tokens; the position of the root
+    answer: list[int] = field(default_factory=list[int])  # generated tokens, the root the last of them
+    prompt_log_probs: list[TokenLogProbs] = field(default_factory=list[TokenLogProbs])
+    first_token_at: float = 0.0
+    error: DraftwoodError | None = None  # what prefill met; the request ends with it
+
+    # What the drafter holds.
+    link_id: int = 0
+    epoch: int = 0
+    rows_sent: int = 0
+    is_draftable: bool = True
+
+    @property
+    def root(self) -> int:
+        """The last bonus token."""
+        return self.answer[-1]
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether the whole prompt is committed."""
+        return self.base_length >= len(self.request.prompt)
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Tokens of the prompt that are not committed."""
+        return len(self.request.prompt) - self.base_length
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self.request.max_new_tokens - len(self.answer)
+
+    @property
+    def wants_draft(self) -> bool:
+        """Whether the next step should have a draft: one that can still be accepted."""
+        return self.request.algorithm != "none" and self.num_remaining > 1
+
+    def token_at(self, position: int) -> int:
+        """The token at an absolute position."""
+        prompt = self.request.prompt
+        return prompt[position] if position < len(prompt) else self.answer[position - len(prompt)]
+
+    def counts(self, path_tokens: list[int]) -> TokenCounts:
+        """What penalties count at a node whose path, root left out, carries `path_tokens`."""
+        return TokenCounts(frozenset(self.request.prompt), Counter([*self.answer, *path_tokens]))

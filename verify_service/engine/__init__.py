@@ -1,0 +1,1 @@
+"""The device loop, and who gets its next turn."""

@@ -1,0 +1,236 @@
+"""Kernels as operators that compiled layers may call: opaque to the compiler, one output each, effects declared.
+
+What all layers of a pass share (structure, kernel set) is not an argument but the running pass's: compiled layers then
+depend on the number of rows alone, M = B * N, and one graph serves every batch and tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verify_service.gpu.buffers import Structure
+from verify_service.kernels.kernel_set import KernelSet
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What the layers of one pass share."""
+
+    kernels: KernelSet
+    structure: Structure
+    page_size: int
+
+    def rows(self, flat: Tensor) -> Tensor:
+        """[M, ...] as [B, N, ...]; whatever strides the rows have."""
+        b, n = self.structure.parents.shape
+        return flat.view(b, n, *flat.shape[1:])
+
+
+_running: list[Pass] = []
+
+
+@contextmanager
+def running(current: Pass) -> Generator[None]:
+    """Makes the operators belong to this pass. For one thread at a time: the device loop's."""
+    _running.append(current)
+    try:
+        yield
+    finally:
+        _running.pop()
+
+
+@torch.library.custom_op("draftwood::tree_attention", mutates_args=())
+def tree_attention(
+    q: Tensor,  # [M, HQ, D], rotated
+    k: Tensor,  # [M, HKV, D], rotated
+    v: Tensor,  # [M, HKV, D]
+    key_pool: Tensor,  # [HKV, S, D]
+    value_pool: Tensor,  # [HKV, S, D]
+    sinks: Tensor | None,  # [HQ]
+    scaling: float,
+    sliding_window: int,  # 0: none
+    soft_cap: float,  # 0: none
+) -> Tensor:  # [M, HQ, D]
+    p = _running[-1]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    p.kernels.tree_attention(
+        *(p.rows(t) for t in (q, k, v)),
+        key_pool,
+        value_pool,
+        p.structure,
+        p.page_size,
+        scaling,
+        sliding_window or None,
+        soft_cap or None,
+        sinks,
+        p.rows(out),
+    )
+    return out
+
+
+@tree_attention.register_fake
+def _(q: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("draftwood::add_norm", mutates_args=())
+def add_norm(
+    x: Tensor,  # [M, H]
+    delta: Tensor,  # [M, H]
+    weight: Tensor,  # [H] float32
+    eps: float,
+) -> tuple[Tensor, Tensor]:  # x + delta and its norm, [M, H] each
+    total, normed = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    _running[-1].kernels.add_norm(x, delta, weight, eps, total, normed)
+    return total, normed
+
+
+@add_norm.register_fake
+def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))  # pyright: ignore[reportReturnType]
+
+
+@torch.library.custom_op("draftwood::swiglu", mutates_args=())
+def swiglu(x: Tensor) -> Tensor:
+    """[M, gate | up] to [M, F]."""
+    out = x.new_empty(x.shape[0], x.shape[1] // 2)
+    _running[-1].kernels.swiglu(x, out)
+    return out
+
+
+@swiglu.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] // 2)
+
+
+@torch.library.custom_op("draftwood::normed_attention", mutates_args=("keys", "values"))
+def normed_attention(
+    projected: Tensor,  # [M, q, its gate between the heads where there is one | k | v]
+    cos: Tensor,  # [M, R]
+    sin: Tensor,  # [M, R]
+    q_weight: Tensor,  # [D] float32
+    k_weight: Tensor,  # [D] float32
+    eps: float,
+    step: int,  # from head to head of q
+    keys: Tensor,  # [M, HKV, D]
+    values: Tensor,  # [M, HKV, D]
+    key_pool: Tensor,  # [HKV, S, D]
+    value_pool: Tensor,  # [HKV, S, D]
+    scaling: float,
+    sliding_window: int,  # 0: none
+) -> Tensor:  # [M, HQ, D]
+    p = _running[-1]
+    hkv, d = keys.shape[1:]
+    q = projected.new_empty(projected.shape[0], (projected.shape[1] - 2 * hkv * d) // step, d)
+    p.kernels.rotate_heads(projected, cos, sin, q_weight, k_weight, eps, step, q, keys, values)
+    out = torch.empty_like(q)
+    rows = tuple(p.rows(t) for t in (q, keys, values))
+    settings = (p.structure, p.page_size, scaling, sliding_window or None, None, None)
+    p.kernels.tree_attention(*rows, key_pool, value_pool, *settings, p.rows(out))
+    return out
+
+
+@normed_attention.register_fake
+def _(
+    projected: Tensor, cos: Tensor, sin: Tensor, q: Tensor, k: Tensor, eps: float, step: int, keys: Tensor, *_: object
+) -> Tensor:
+    del cos, sin, q, k, eps
+    hkv, d = keys.shape[1:]
+    return projected.new_empty(projected.shape[0], (projected.shape[1] - 2 * hkv * d) // step, d)
+
+
+@torch.library.custom_op("draftwood::gated_delta_net", mutates_args=("inputs", "conv", "norms", "g", "beta"))
+def gated_delta_net(
+    projected: Tensor,  # [M, q | k | v | z | b | a]
+    norm_weight: Tensor,  # [V]
+    eps: float,
+    windows: Tensor,  # [T, taps - 1, C]
+    states: Tensor,  # [T, HV, V, K] float32
+    weight: Tensor,  # [taps, C] float32
+    decay: Tensor,  # [HV] float32
+    dt_bias: Tensor,  # [HV] float32
+    inputs: Tensor,  # [M, C]
+    conv: Tensor,  # [M, C]
+    norms: Tensor,  # [M, 2 HK] float32
+    g: Tensor,  # [M, HV] float32
+    beta: Tensor,  # [M, HV] float32
+) -> Tensor:  # [M, HV, V], through the gated norm
+    p = _running[-1]
+    kernels, s = p.kernels, p.structure
+    stash = tuple(p.rows(t) for t in (inputs, conv, norms, g, beta))
+    kernels.conv_gate(
+        p.rows(projected), s.parents, windows, s.state_slots, weight, decay, dt_bias, *stash, states.shape[-1]
+    )
+    out = conv.new_empty(conv.shape[0], *states.shape[1:3])
+    channels = conv.shape[-1]
+    z = p.rows(projected[:, channels : channels + out.shape[1] * out.shape[2]])
+    kernels.gdn_verify(*stash[1:], s, states, p.rows(out), (z, norm_weight, eps))
+    return out
+
+
+@gated_delta_net.register_fake
+def _(projected: Tensor, weight: Tensor, eps: float, windows: Tensor, states: Tensor, *_: Tensor) -> Tensor:
+    del weight, eps, windows
+    return projected.new_empty(projected.shape[0], states.shape[1], states.shape[2])
+
+
+@torch.library.custom_op("draftwood::mamba2", mutates_args=("inputs", "conv", "g", "beta"))
+def mamba2(
+    xbc: Tensor,  # [M, x | B | C]
+    dt: Tensor,  # [M, HV]
+    windows: Tensor,  # [T, taps - 1, C]
+    states: Tensor,  # [T, HV, V, K] float32
+    weight: Tensor,  # [taps, C] float32
+    bias: Tensor | None,  # [C] float32
+    decay: Tensor,  # [HV] float32
+    dt_bias: Tensor,  # [HV]
+    skip: Tensor,  # [HV] float32
+    least_step: float,
+    most_step: float,
+    inputs: Tensor,  # [M, C]
+    conv: Tensor,  # [M, C]
+    g: Tensor,  # [M, HV] float32
+    beta: Tensor,  # [M, HV] float32
+) -> Tensor:  # [M, HV, V]
+    p = _running[-1]
+    kernels, s = p.kernels, p.structure
+    stash = tuple(p.rows(t) for t in (inputs, conv, g, beta))
+    limits = (least_step, most_step)
+    gates = (weight, bias, decay, dt_bias, limits)
+    kernels.mamba2_conv_gate(p.rows(xbc), p.rows(dt), s.parents, windows, s.state_slots, *gates, *stash)
+    out = torch.empty(xbc.shape[0], *states.shape[1:3], device=xbc.device)
+    kernels.mamba2_verify(*stash[1:], s, states, skip, p.rows(out))
+    return out
+
+
+@mamba2.register_fake
+def _(xbc: Tensor, dt: Tensor, windows: Tensor, states: Tensor, *_: object) -> Tensor:
+    del dt, windows
+    return torch.empty(xbc.shape[0], states.shape[1], states.shape[2], device=xbc.device)
+
+
+@torch.library.custom_op("draftwood::conv_rows", mutates_args=())
+def conv_rows(inputs: Tensor, windows: Tensor, taps: int) -> Tensor:
+    """What a short convolution reads, oldest first: [M, C] to [M, taps, C]."""
+    p = _running[-1]
+    s = p.structure
+    b, n = s.parents.shape
+    at = torch.arange(n, device=inputs.device).expand(b, n)
+    index: list[Tensor] = []
+    for _ in range(taps):
+        index.append(taps - 1 + at)
+        at = torch.where(at >= 0, s.parents.long().gather(1, at.clamp(min=0)), at - 1)
+    rows = torch.cat([windows.index_select(0, s.state_slots), p.rows(inputs)], 1)
+    picked = torch.stack(index[::-1], -1).view(b, n * taps, 1).expand(-1, -1, rows.shape[-1])
+    return rows.gather(1, picked).view(b * n, taps, -1)
+
+
+@conv_rows.register_fake
+def _(inputs: Tensor, windows: Tensor, taps: int) -> Tensor:
+    del windows
+    return inputs.new_empty(inputs.shape[0], taps, inputs.shape[1])

@@ -1,0 +1,1 @@
+"""The kernels in Triton, one file for each launcher. Only these import Triton."""

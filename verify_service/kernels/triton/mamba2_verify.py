@@ -1,0 +1,177 @@
+"""Mamba2 over a tree on the device: verify_service.kernels.reference.mamba2_verify for 16-bit inputs out of the stash.
+
+    y_i = e^(G_i) h0 C_i + sum over j = i and its ancestors of e^(G_i - G_j) dt_j (C_i . B_j) x_j + D x_i
+
+One program a head, row block of 64 nodes and part of the head's values reads its part of the state once. Products of
+B, C and x are exact, and what is float32 (the state, decays, weights) enters products in parts, so that the result is
+as near to float64 as float32 sums allow. A token may forget everything: G_i - G_j is summed over the nodes between, as
+a product of masks with g, and never taken as the difference of two large sums.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from draftwood.errors import UnsupportedModelError
+from verify_service.kernels.reference.ancestors import inclusive_of, off_path_of
+from verify_service.kernels.reference.mamba2_verify import mamba2_verify as verify_on_cpu
+from verify_service.kernels.triton.matmul import product, split
+
+ROWS = 64  # nodes a block: one word of ancestors
+MAX_NODES = 256
+
+
+@triton.jit
+def _with_float(x, y, total):
+    """total + x @ y for 16-bit or float32 x and float32 y."""
+    if x.dtype == tl.bfloat16:
+        first, second, third = split(y)
+        return product(x, first, product(x, second, product(x, third, total)))
+    else:
+        return product(x.to(tl.float32), y, total)
+
+
+@triton.jit
+def _float_with(x, y, total):
+    """total + x @ y for float32 x and 16-bit or float32 y."""
+    if y.dtype == tl.bfloat16:
+        first, second, third = split(x)
+        return product(first, y, product(second, y, product(third, y, total)))
+    else:
+        return product(x, y.to(tl.float32), total)
+
+
+@triton.jit
+def _sees(ancestors, b, i, block, N, W: tl.constexpr, BT: tl.constexpr):
+    """[BT, BT]: whether column j of `block` is row i or an ancestor of it; false for rows past the end."""
+    bits = tl.load(ancestors + (b * N + i) * W + block, mask=i < N, other=0)
+    return ((bits[:, None] >> tl.arange(0, BT)[None, :].to(tl.int64)) & 1) != 0
+
+
+@triton.jit
+def _mamba2_verify_kernel(
+    conv, g, dt, ancestors, states, slots, skip, out,
+    N, C, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, BT: tl.constexpr,
+    BV: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Grid (V / BV, row blocks, B * HV). conv [B, N, C] = x | B | C; states [T, HV, V, K]; out [B, N, HV, V]."""
+    part, block, bh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    b, head = bh // HV, bh % HV
+    group = head // (HV // HK)
+    slot = tl.load(slots + b).to(tl.int64)
+    t = tl.arange(0, BT)
+    v = part * BV + tl.arange(0, BV)
+    i = block * BT + t
+    row = (b * N + i).to(tl.int64) * C
+    own_bits = i < N
+    read = tl.zeros([BT, BV], tl.float32)
+    for k0 in range(0, K, BK):
+        k = k0 + tl.arange(0, BK)
+        is_k = k < K
+        at = HV * V + HK * K + group * K + k
+        c = tl.load(conv + row[:, None] + at[None, :], mask=own_bits[:, None] & is_k[None, :], other=0.0)
+        state = tl.load(
+            states + ((slot * HV + head) * V + v[:, None]) * K + k[None, :],
+            mask=(v < V)[:, None] & is_k[None, :], other=0.0,
+        )  # fmt: skip
+        read = _with_float(c, tl.trans(state), read)
+    total = tl.zeros([BT], tl.float32)
+    for other in range(0, block + 1):
+        j = other * BT + t
+        gj = tl.load(g + (b * N + j) * HV + head, mask=j < N, other=0.0)
+        total += tl.sum(tl.where(_sees(ancestors, b, i, other, N, W, BT), gj[None, :], 0.0), 1)
+    acc = read * tl.exp(total)[:, None]
+    for other in range(0, block + 1):
+        j = other * BT + t
+        is_j = j < N
+        column = (b * N + j).to(tl.int64) * C
+        between = tl.zeros([BT, BT], tl.float32)
+        for middle in range(0, block + 1):  # of m: on the path of i, and not on that of j
+            m = middle * BT + t
+            gm = tl.load(g + (b * N + m) * HV + head, mask=m < N, other=0.0)
+            steps = tl.where(_sees(ancestors, b, i, middle, N, W, BT), gm[None, :], 0.0)
+            absent = tl.where(_sees(ancestors, b, j, middle, N, W, BT), 0.0, 1.0).to(tl.bfloat16)
+            between = _float_with(steps, tl.trans(absent), between)
+        gram = tl.zeros([BT, BT], tl.float32)
+        for k0 in range(0, K, BK):
+            k = k0 + tl.arange(0, BK)
+            at = HV * V + group * K + k
+            is_k = k < K
+            c = tl.load(
+                conv + row[:, None] + HK * K + at[None, :], mask=own_bits[:, None] & is_k[None, :], other=0.0
+            )  # fmt: skip
+            keys = tl.load(conv + column[None, :] + at[:, None], mask=is_j[None, :] & is_k[:, None], other=0.0)
+            gram = product(c, keys, gram)
+        decay = tl.exp(tl.where(_sees(ancestors, b, i, other, N, W, BT), between, float("-inf")))
+        step = tl.load(dt + (b * N + j) * HV + head, mask=is_j, other=0.0)
+        x = tl.load(
+            conv + column[:, None] + head * V + v[None, :], mask=is_j[:, None] & (v < V)[None, :], other=0.0
+        )  # fmt: skip
+        acc = _float_with(gram * decay * step[None, :], x, acc)
+    mine = tl.load(
+        conv + row[:, None] + head * V + v[None, :], mask=own_bits[:, None] & (v < V)[None, :], other=0.0
+    )  # fmt: skip
+    acc += tl.load(skip + head).to(tl.float32) * mine.to(tl.float32)
+    at = ((b * N + i[:, None]) * HV + head) * V + v[None, :]
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=own_bits[:, None] & (v < V)[None, :])
+
+
+def mamba2_verify(
+    conv: Tensor,  # [B, N, C] after convolution and SiLU: x | B | C
+    g: Tensor,  # [B, N, HV] float32, log decay, at most 0
+    dt: Tensor,  # [B, N, HV] float32, time step
+    ancestors: Tensor,  # [B, N, W] int64
+    states: Tensor,  # [T, HV, V, K] float32, of one layer
+    state_slots: Tensor,  # [B] int32
+    skip: Tensor,  # [HV], D
+    out: Tensor,  # [B, N, HV, V], written
+) -> None:
+    """Writes the outputs of all nodes; the state is only read. HK is told by C = HV * V + 2 * HK * K.
+
+    Raises UnsupportedModelError where a size is beyond the kernel's.
+    """
+    b, n, channels = conv.shape
+    _, hv, v, k = states.shape
+    hk = _groups(channels, hv, v, k)
+    if n > MAX_NODES:
+        raise UnsupportedModelError(f"a tree has {n} nodes, more than {MAX_NODES}", field="max_tree_budget")
+    rows = max(16, min(ROWS, triton.next_power_of_2(n)))
+    part = min(32, max(16, triton.next_power_of_2(v)))
+    _mamba2_verify_kernel[(triton.cdiv(v, part), triton.cdiv(n, rows), b * hv)](
+        conv, g, dt, ancestors, states, state_slots, skip, out, n, channels, hk, hv, k, v, ancestors.shape[-1], rows,
+        part, min(64, max(16, triton.next_power_of_2(k))), num_warps=8 if rows == ROWS else 4, num_stages=2,
+    )  # fmt: skip
+
+
+def _groups(channels: int, hv: int, v: int, k: int) -> int:
+    hk, rest = divmod(channels - hv * v, 2 * k)
+    if rest or hk < 1 or hv % hk:
+        raise UnsupportedModelError(f"{channels} channels are not {hv} heads of {v} and groups of {k}", field="C")
+    return hk
+
+
+def mamba2_verify_plain(
+    conv: Tensor,  # [B, N, C]
+    g: Tensor,  # [B, N, HV]
+    dt: Tensor,  # [B, N, HV]
+    ancestors: Tensor,  # [B, N, W]
+    states: Tensor,  # [T, HV, V, K]
+    state_slots: Tensor,  # [B]
+    skip: Tensor,  # [HV]
+    out: Tensor,  # [B, N, HV, V], written
+) -> None:
+    """The same through the CPU's kernel, in the format of `out` where that is float64 and else in float32."""
+    b, n, channels = conv.shape
+    _, hv, v, k = states.shape
+    hk = _groups(channels, hv, v, k)
+    real = torch.float64 if out.dtype == torch.float64 else torch.float32
+    x, keys, queries = conv.to(real).split([hv * v, hk * k, hk * k], -1)
+    inclusive = inclusive_of(ancestors, real)
+    x = x.view(b, n, hv, v)
+    heads = (queries.view(b, n, hk, k), keys.view(b, n, hk, k), x)
+    state = states[state_slots.long()].to(real)
+    y = verify_on_cpu(*heads, g.to(real), dt.to(real), state, inclusive, off_path_of(inclusive))
+    out.copy_(y + skip.to(real)[:, None] * x)

@@ -1,0 +1,263 @@
+"""The target's draw at every node of a batch of trees, on the device: draftwood.sampling over [B, N] rows of logits.
+
+A row is split over programs. Each looks at its tokens with float32 noise, and computes the noise of those few that may
+be the best in float64 as draftwood.noise does; the last program of a row to finish merges. Filters come before, in
+`filters.py`, as one threshold a row: a row without filters sorts nothing, and a greedy row has no noise. Logits that
+are no distribution (NaN, plus infinity, nothing but minus infinity) give no token, which is -1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from draftwood.errors import UnsupportedModelError
+from draftwood.kernels.gumbel import NOISE_ERROR, exact_noise, fast_noise, word, words
+from draftwood.kernels.rank import rank_of
+from draftwood.noise import NoiseCache
+from draftwood.sampling import SamplingParams, draw
+from verify_service.kernels.triton.filters import FilterWorkspace, filter_workspace, find_thresholds, scale
+
+LEAST_TEMPERATURE = 1e-5  # as SamplingParams.is_greedy
+MAX_SPLITS = 128  # programs a row
+PROGRAMS = 1024  # in all: eight for each multiprocessor of an H200
+BLOCK, NUM_WARPS = 2048, 4  # tokens that a program looks at together
+_NONE = tl.constexpr(0x7FFFFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """Settings of the batch's rows, on the device. Neutral values as in SamplingParams."""
+
+    temperature: Tensor  # [B] float32
+    top_k: Tensor  # [B] int32
+    top_p: Tensor  # [B] float64
+    min_p: Tensor  # [B] float64
+    seed: Tensor  # [B] int64, the seed's 64 bits
+
+    @classmethod
+    def of(cls, rows: list[SamplingParams], device: torch.device) -> RowSampling:
+        """From requests' settings."""
+
+        def column(name: str, dtype: torch.dtype) -> Tensor:
+            return torch.tensor([getattr(row, name) for row in rows], dtype=dtype, device=device)
+
+        seeds = np.array([row.seed for row in rows], dtype=np.uint64).view(np.int64)
+        return cls(
+            column("temperature", torch.float32),
+            column("top_k", torch.int32),
+            column("top_p", torch.float64),
+            column("min_p", torch.float64),
+            torch.from_numpy(seeds).to(device),
+        )
+
+    def row(self, index: int) -> SamplingParams:
+        """One row's settings, read back."""
+        return SamplingParams(
+            temperature=float(self.temperature[index]),
+            top_k=int(self.top_k[index]),
+            top_p=float(self.top_p[index]),
+            min_p=float(self.min_p[index]),
+            seed=int(self.seed[index]) & (2**64 - 1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SampleWorkspace:
+    """Scratch memory of `sample`, kept between calls: `arrived` is zero before and after each."""
+
+    values: Tensor  # [rows, MAX_SPLITS] float32
+    ids: Tensor  # [rows, MAX_SPLITS] int32
+    arrived: Tensor  # [rows] int32
+    filters: FilterWorkspace
+
+
+def sample_workspace(rows: int, device: torch.device) -> SampleWorkspace:
+    """For at most `rows` = B * N rows of logits."""
+    return SampleWorkspace(
+        torch.empty(rows, MAX_SPLITS, device=device),
+        torch.empty(rows, MAX_SPLITS, dtype=torch.int32, device=device),
+        torch.zeros(rows, dtype=torch.int32, device=device),
+        filter_workspace(rows, device),
+    )
+
+
+@triton.jit
+def _load(logits, row, row_stride, ids, V):
+    return tl.load(logits + row.to(tl.int64) * row_stride + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def _rough(x, ids, temperature, noise_at, limit, first, BLOCK: tl.constexpr, HAS_FILTERS: tl.constexpr):
+    """Scores of a tile by float32 noise."""
+    seed, position = noise_at
+    if HAS_FILTERS:
+        scaled = scale(x, temperature)
+        scaled = tl.where((rank_of(scaled, ids) >= limit) | (x != x), scaled, float("-inf"))  # NaN is not lost
+    else:
+        scaled = x * (1.0 / temperature)
+    return scaled + fast_noise(words(seed, position, first // 4, BLOCK // 4))
+
+
+@triton.jit
+def _exact(logits, row, row_stride, temperature, noise_at, token):
+    """The score of one token as the definition has it."""
+    seed, position = noise_at
+    x = tl.load(logits + row.to(tl.int64) * row_stride + token).to(tl.float32)
+    return scale(x, temperature) + exact_noise(word(seed, position, token))
+
+
+@triton.jit
+def _perturbed(
+    logits, row, row_stride, temperature, noise_at, limit, split, splits, V, BLOCK: tl.constexpr,
+    HAS_FILTERS: tl.constexpr,
+):  # fmt: skip
+    """The best token under noise of a program's tiles, and its score.
+
+    Each lane keeps its best rough score and the next. A token may win if its rough score is within the error of the
+    best one; mostly there is one such token. Where a lane has two, its tiles are gone through once more.
+    """
+    lane = tl.arange(0, BLOCK)
+    first_best = tl.full([BLOCK], float("-inf"), tl.float32)
+    second = tl.full([BLOCK], float("-inf"), tl.float32)
+    held = tl.full([BLOCK], _NONE, tl.int32)
+    for first in range(split * BLOCK, V, splits * BLOCK):
+        ids = first + lane
+        x = _load(logits, row, row_stride, ids, V)
+        rough = _rough(x, ids, temperature, noise_at, limit, first, BLOCK, HAS_FILTERS)
+        second = tl.maximum(second, tl.minimum(rough, first_best))
+        held = tl.where(rough > first_best, ids, held)
+        first_best = tl.maximum(first_best, rough, propagate_nan=tl.PropagateNan.ALL)
+    top = tl.max(first_best, 0)
+    least = top - (2.5 * NOISE_ERROR + (tl.abs(top) + 32.0) * 9.5367431640625e-07)
+    best = tl.full([], float("-inf"), tl.float32)
+    token = tl.full([], _NONE, tl.int32)
+    is_near = (first_best >= least) & (first_best > float("-inf"))
+    if tl.max(second, 0) >= least:  # infinite ones compare as NaN or as minus infinity with itself
+        for first in range(split * BLOCK, V, splits * BLOCK):
+            ids = first + lane
+            x = _load(logits, row, row_stride, ids, V)
+            rough = _rough(x, ids, temperature, noise_at, limit, first, BLOCK, HAS_FILTERS)
+            is_open = (rough >= least) & (rough > float("-inf"))
+            candidate = tl.min(tl.where(is_open, ids, _NONE), 0)
+            while candidate != _NONE:
+                score = _exact(logits, row, row_stride, temperature, noise_at, candidate)
+                token = tl.where(score > best, candidate, token)
+                best = tl.maximum(best, score)
+                candidate = tl.min(tl.where(is_open & (ids > candidate), ids, _NONE), 0)
+    else:
+        candidate = tl.min(tl.where(is_near, held, _NONE), 0)
+        while candidate != _NONE:
+            score = _exact(logits, row, row_stride, temperature, noise_at, candidate)
+            token = tl.where(score > best, candidate, token)
+            best = tl.maximum(best, score)
+            candidate = tl.min(tl.where(is_near & (held > candidate), held, _NONE), 0)
+    return _checked(best, token, first_best)
+
+
+@triton.jit
+def _checked(best, token, peak):
+    """What wins over everything, and is no token, where a lane's largest score is plus infinity, or one was NaN."""
+    broken = tl.min((peak < float("inf")).to(tl.int32), 0) == 0
+    return tl.where(broken, float("inf"), best), tl.where(broken, -1, token)
+
+
+@triton.jit
+def _greedy(logits, row, row_stride, split, splits, V, BLOCK: tl.constexpr):
+    """The largest logit of a program's tiles, and the lowest token that has it."""
+    lane = tl.arange(0, BLOCK)
+    largest = tl.full([BLOCK], float("-inf"), tl.float32)
+    held = tl.full([BLOCK], _NONE, tl.int32)
+    for first in range(split * BLOCK, V, splits * BLOCK):
+        x = _load(logits, row, row_stride, first + lane, V)
+        held = tl.where(x > largest, first + lane, held)
+        largest = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)
+    best = tl.max(largest, 0)
+    return _checked(best, tl.min(tl.where(largest == best, held, _NONE), 0), largest)
+
+
+@triton.jit
+def _sample_kernel(
+    logits, positions, num_nodes, temperature, seed, limits, values, chosen, arrived, tokens,
+    row_stride, N, V, MAX_SPLITS: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.constexpr, HAS_FILTERS: tl.constexpr,
+):  # fmt: skip
+    """Grid (splits, B * N). logits [B * N, V]; limits [B * N] int64, the least rank that a filter lets through."""
+    split, row, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    b = row // N
+    if row % N < tl.load(num_nodes + b):
+        t = tl.load(temperature + b)
+        if t < LEAST:
+            best, token = _greedy(logits, row, row_stride, split, splits, V, BLOCK)
+        else:
+            limit = tl.full([], 0, tl.int64)
+            if HAS_FILTERS:
+                limit = tl.load(limits + row)
+            noise_at = tl.load(seed + b), tl.load(positions + row) + 1
+            best, token = _perturbed(
+                logits, row, row_stride, t, noise_at, limit, split, splits, V, BLOCK, HAS_FILTERS
+            )  # fmt: skip
+        tl.store(values + row * MAX_SPLITS + split, best)
+        tl.store(chosen + row * MAX_SPLITS + split, token)
+        if tl.atomic_add(arrived + row, 1) == splits - 1:
+            lane = tl.arange(0, MAX_SPLITS)
+            m = lane < splits
+            value = tl.load(values + row * MAX_SPLITS + lane, mask=m, other=float("-inf"), cache_modifier=".cg")
+            offered = tl.load(chosen + row * MAX_SPLITS + lane, mask=m, other=_NONE, cache_modifier=".cg")
+            winner = tl.min(tl.where(value == tl.max(value, 0), offered, _NONE), 0)
+            tl.store(tokens + row, tl.where(winner < V, winner, -1))
+            tl.store(arrived + row, 0)
+    elif split == 0:
+        tl.store(tokens + row, 0)
+
+
+def sample(
+    logits: Tensor,  # [B, N, V] float32, bfloat16 or float16, adjusted; rows contiguous
+    positions: Tensor,  # [B, N] int64, of the nodes: a node's draw is for the position after it
+    num_nodes: Tensor,  # [B] int32
+    sampling: RowSampling,
+    tokens: Tensor,  # [B, N] int32, written; 0 at spare nodes, -1 where the logits are no distribution
+    workspace: SampleWorkspace,
+    *,
+    has_filters: bool,  # false: no row has one, and their kernels are not launched
+) -> None:
+    """Writes the draw at every node. Raises UnsupportedModelError for more rows than the workspace was made for."""
+    b, n, v = logits.shape
+    rows = b * n
+    block = min(BLOCK, max(256, triton.next_power_of_2(v)))
+    splits = min(math.ceil(v / block), MAX_SPLITS, max(1, PROGRAMS // rows))
+    if rows > workspace.arrived.shape[0]:
+        raise UnsupportedModelError(f"{rows} rows, more than the workspace's {workspace.arrived.shape[0]}", field="N")
+    flat = logits.view(rows, v)
+    if has_filters:
+        find_thresholds(flat, num_nodes, n, sampling, workspace.filters)
+    _sample_kernel[(splits, rows)](
+        flat, positions, num_nodes, sampling.temperature, sampling.seed, workspace.filters.limits, workspace.values,
+        workspace.ids, workspace.arrived, tokens, flat.stride(0), n, v, MAX_SPLITS, block,
+        LEAST_TEMPERATURE, has_filters, num_warps=NUM_WARPS,
+    )  # fmt: skip
+
+
+def sample_plain(
+    logits: Tensor,  # [B, N, V]
+    positions: Tensor,  # [B, N] int64
+    num_nodes: Tensor,  # [B] int32
+    sampling: RowSampling,
+    tokens: Tensor,  # [B, N] int32, written
+    workspace: SampleWorkspace | None = None,  # noqa: ARG001  the twin has the kernel's signature
+    *,
+    has_filters: bool = True,  # noqa: ARG001  likewise
+) -> None:
+    """The same by draftwood.sampling, row by row."""
+    noise = NoiseCache(logits.shape[-1])
+    tokens.zero_()
+    for b, count in enumerate(num_nodes.tolist()):
+        params = sampling.row(b)
+        for n in range(count):
+            row = logits[b, n].float().cpu().numpy()
+            tokens[b, n] = draw(row, params, int(positions[b, n]) + 1, noise) if np.isfinite(row.max()) else -1

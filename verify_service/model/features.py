@@ -1,0 +1,111 @@
+"""Feature rows: the target's tapped hidden states, projected with the draft model's own fc and hidden_norm.
+
+    row = hidden_norm(fc(concat of hidden_states[id + 1] for the tapped layer ids))     (DFlash, arXiv 2602.06036)
+
+Projected on this side, a committed token costs hidden_size values on the wire instead of taps x hidden_size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from draftwood.checkpoint import load_tensors, projection_checksum, read_config
+from draftwood.device.compiled_calls import DirectCalls
+from draftwood.device.device import compiled, mark_varying
+from draftwood.device.layers import PackedLinear, RMSNorm
+from draftwood.errors import ModelMismatchError, UnsupportedModelError
+from draftwood.random_weights import random_checksum, random_tensors
+from verify_service.cpu.step_inputs import padded
+from verify_service.model.spec import TargetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureProjector:
+    """fc and hidden_norm, and the layers they read."""
+
+    target_layer_ids: tuple[int, ...]
+    hidden_size: int  # F
+    checksum: str
+    fc: PackedLinear
+    hidden_norm: RMSNorm
+
+    def project(self, taps: Tensor) -> Tensor:
+        """[P, num_taps * H] to [P, F]."""
+        return self.hidden_norm(self.fc(taps))
+
+
+class RowProjection:
+    """A projector as one compiled graph, over numbers of rows that are `padded`."""
+
+    def __init__(self, projector: FeatureProjector, *, compile_steps: bool) -> None:
+        def project(taps: Tensor) -> list[Tensor]:
+            return [projector.project(taps)]
+
+        self._project = compiled(project, enabled=compile_steps)
+        self._constants = (*projector.fc.buffers(), *projector.hidden_norm.buffers())
+        self._calls = DirectCalls()
+
+    def __call__(self, taps: Tensor, picked: list[int]) -> Tensor:
+        """Rows [P, F] of the `picked` ones of taps [M, num_taps * H]."""
+        rows = padded(max(len(picked), 2))  # a lone row would be a graph of its own
+        chosen = taps.index_select(0, torch.tensor(picked + picked[:1] * (rows - len(picked))))
+
+        def run() -> list[Tensor]:
+            mark_varying(chosen, 0)
+            return self._project(chosen)
+
+        outputs = self._calls.call(rows, (chosen,), run, lambda: self._constants)
+        assert outputs is not None
+        return outputs[0][: len(picked)]
+
+
+def default_layer_ids(num_draft_layers: int, num_target_layers: int) -> tuple[int, ...]:
+    """The ids that a DFlash checkpoint without any means: evenly from layer 1 to the third last."""
+    if num_draft_layers == 1:
+        return (num_target_layers // 2,)
+    span = num_target_layers - 4
+    return tuple(round(1 + i * span / (num_draft_layers - 1)) for i in range(num_draft_layers))
+
+
+def load_projector(
+    directory: Path, spec: TargetSpec, dtype: torch.dtype, device: torch.device, *, random_weights: bool = False
+) -> FeatureProjector:
+    """Reads fc and hidden_norm, and only these, from a draft checkpoint. Raises where they do not fit the target."""
+    config = read_config(directory)
+    nested = config.get("dflash_config") or {}
+    ids = nested.get("target_layer_ids", config.get("target_layer_ids"))
+    if ids is None:
+        ids = default_layer_ids(config["num_hidden_layers"], spec.num_layers)
+    ids = tuple(int(i) for i in ids)
+    if any(not 0 <= i < spec.num_layers for i in ids):
+        raise ModelMismatchError(
+            f"the draft model reads target layers {list(ids)}; the target has {spec.num_layers}",
+            field="target_layer_ids",
+        )
+    if random_weights:
+        width = int(config["hidden_size"])
+        shapes = {"fc.weight": (width, len(ids) * spec.hidden_size), "hidden_norm.weight": (width,)}
+        tensors, checksum = random_tensors(shapes, dtype, device, owner="draft"), random_checksum(shapes)
+    else:
+        tensors = load_tensors(directory, ("fc.weight", "hidden_norm.weight"))
+        checksum = projection_checksum(directory)
+    fc, norm = tensors["fc.weight"], tensors["hidden_norm.weight"]
+    if fc.shape[1] != len(ids) * spec.hidden_size:
+        raise ModelMismatchError(
+            f"the draft model's fc takes {fc.shape[1]} values, not {len(ids)} x the target's hidden size "
+            f"{spec.hidden_size}",
+            field="fc.weight",
+        )
+    if norm.shape != (fc.shape[0],):
+        raise UnsupportedModelError(f"hidden_norm.weight has shape {list(norm.shape)}", field="hidden_norm.weight")
+    return FeatureProjector(
+        target_layer_ids=ids,
+        hidden_size=fc.shape[0],
+        checksum=checksum,
+        fc=PackedLinear(fc.to(dtype=dtype, device=device)),
+        hidden_norm=RMSNorm(norm.to(device), float(config.get("rms_norm_eps", 1e-6))),
+    )

@@ -1,0 +1,101 @@
+"""Stretches of consecutive layers, each run as one compiled graph; stretches of one kind share their graph."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.device.device import compiled
+from verify_service.cpu.step_inputs import StepInputs
+from verify_service.model.rope import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive layers; `run` takes them, the residual stream, and what a pass has for them."""
+
+    first: int
+    layers: tuple[Any, ...]
+    run: Callable[..., list[Tensor]]
+
+
+def kind_of(layer: nn.Module) -> str:
+    """What the layer's graph depends on, in words: classes, shapes and settings such as a window, down to its parts.
+    Layers of one kind differ in their weights' values only."""
+    parts: list[str] = []
+    for name, module in layer.named_modules():
+        plain = {k: v for k, v in vars(module).items() if v is None or isinstance(v, bool | int | float | str)}
+        plain.pop("layer_idx", None)
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        shapes = [(k, list(tensor.shape)) for k, tensor in tensors]
+        parts.append(f"{name} {type(module).__name__} {sorted(plain.items())} {sorted(shapes)}")
+    return "\n".join(parts)
+
+
+def own_storage(part: Tensor) -> Tensor:
+    """The same memory under a storage of its own. Offsets into a common storage grow with the sizes that vary, and
+    compiled graphs would be guarded by how the layers' offsets relate."""
+    return torch.from_dlpack(part) if part.numel() else part.new_empty(part.shape)
+
+
+class Stretches:
+    """Cuts layers into stretches. `kinds` tells layers apart whose graphs differ; None: a layer of no graph."""
+
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        kinds: Sequence[str | None],
+        *,
+        compile_steps: bool,
+        cpp_wrapper: bool = True,
+        run: Callable[..., list[Tensor]] | None = None,
+    ) -> None:
+        """`run` takes what a stretch's does, if not the residual stream alone goes from layer to layer."""
+        self.layers, self.kinds, self._run = layers, kinds, run or _run
+        self.compile_steps, self.cpp_wrapper = compile_steps, cpp_wrapper
+        self._graphs: dict[tuple[str | None, ...], Callable[..., list[Tensor]]] = {}
+
+    def cut(self, length: int) -> list[Stretch]:
+        """Stretches of at most `length` layers; a layer of no graph stands alone."""
+        stretches: list[Stretch] = []
+        first = 0
+        while first < len(self.layers):
+            end = first + 1
+            while end < min(first + length, len(self.layers)) and None not in self.kinds[first : end + 1]:
+                end += 1
+            stretches.append(Stretch(first, tuple(self.layers[first:end]), self._graph(tuple(self.kinds[first:end]))))
+            first = end
+        return stretches
+
+    def _graph(self, kinds: tuple[str | None, ...]) -> Callable[..., list[Tensor]]:
+        if None in kinds:
+            return self._run
+        if kinds not in self._graphs:
+            self._graphs[kinds] = compiled(_copy(self._run), enabled=self.compile_steps, cpp_wrapper=self.cpp_wrapper)
+        return self._graphs[kinds]
+
+
+def _run(
+    layers: Sequence[Any],
+    hidden: Tensor,  # [B, N, H]
+    rope: Rope | dict[str, Rope] | None,
+    step: StepInputs | None,
+    extra: Sequence[dict[str, Any]],
+) -> list[Tensor]:  # [B, N, H] each
+    """The residual stream after each layer."""
+    after: list[Tensor] = []
+    for layer, arguments in zip(layers, extra, strict=True):
+        out = layer(hidden, position_embeddings=rope, attention_mask=None, cache=None, step=step, **arguments)
+        hidden = out[0] if isinstance(out, tuple) else out  # some families' layers return attention weights as well
+        after.append(hidden)
+    return after
+
+
+def _copy(run: Any) -> Callable[..., list[Tensor]]:
+    """Told apart from others even where it is not compiled."""
+    return types.FunctionType(run.__code__, run.__globals__, run.__name__, run.__defaults__, run.__closure__)

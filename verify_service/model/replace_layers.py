@@ -1,0 +1,117 @@
+"""Replaces a decoder layer's parts by the project's own: mixers for exactness, norms and linear layers for speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from draftwood.device.layers import GatedMLP, RMSNorm, packed
+from draftwood.errors import UnsupportedModelError
+from verify_service.cpu import gated_delta_net, mamba2, short_convolution
+from verify_service.model.spec import ATTENTION, GDN, MAMBA2, OTHER, SHORT_CONV
+
+# RMSNorm classes by what they multiply with: the weight w, or 1 + w.
+_PLAIN = (
+    "Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Mistral", "Mixtral", "GptOss", "Phi3", "Olmo2", "Olmo3", "Granite",
+    "SmolLM3", "Exaone4", "Glm4", "GraniteMoeHybrid", "FalconH1", "Bamba", "Lfm2",
+)  # fmt: skip
+_CENTRED = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Gemma", "Gemma2", "Gemma3")
+PLAIN_NORMS = frozenset(f"{family}RMSNorm" for family in _PLAIN)
+CENTRED_NORMS = frozenset(f"{family}RMSNorm" for family in _CENTRED)
+_GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+# A mixer's classes in transformers, and what takes their place.
+ADAPTERS: dict[str, tuple[frozenset[str], Callable[[Any], nn.Module]]] = {
+    GDN: (gated_delta_net.MIXERS, gated_delta_net.TreeGatedDeltaNet),
+    MAMBA2: (mamba2.MIXERS, mamba2.TreeMamba2),
+    SHORT_CONV: (short_convolution.MIXERS, short_convolution.TreeShortConv),
+}
+
+ATTENTION_NAMES = ("self_attn", "mixer")
+
+
+def fused_norm(norm: nn.Module) -> nn.Module:
+    """The same norm as one fused op; unknown classes stay as they are."""
+    name = type(norm).__name__
+    weight = getattr(norm, "weight", None)
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if not isinstance(weight, torch.Tensor) or eps is None:
+        return norm
+    if name in PLAIN_NORMS:
+        return RMSNorm(weight, eps)
+    if name in CENTRED_NORMS:
+        return RMSNorm(1.0 + weight.float(), eps)
+    return norm
+
+
+def fuse_layer(
+    layer: Any,
+    index: int,
+    mixers: tuple[str, ...],
+    adapters: Mapping[str, Callable[[Any], nn.Module]] | None = None,
+) -> bool:
+    """Swaps the layer's parts in place; returns whether all of it can be compiled as one graph. `adapters` by kind of
+    mixer take the place of the CPU's. Raises UnsupportedModelError where a recurrent mixer has no adapter."""
+    if OTHER in mixers:
+        return False
+    parts = dict(layer.named_children())
+    for name in [name for name in parts if "norm" in name]:
+        setattr(layer, name, fused_norm(parts.pop(name)))
+    for kind in mixers:
+        if kind == ATTENTION:
+            name = next(name for name in ATTENTION_NAMES if name in parts)
+            _fuse_attention(parts.pop(name))
+        else:
+            classes, adapter = ADAPTERS[kind]
+            _adapt(layer, index, kind, parts, classes, adapters[kind] if adapters else adapter)
+    are_dense = [_fuse_feed_forward(layer, name, part) for name, part in parts.items()]
+    return all(are_dense)
+
+
+def _adapt(
+    layer: Any,
+    index: int,
+    kind: str,
+    parts: dict[str, nn.Module],
+    classes: frozenset[str],
+    adapter: Callable[[Any], nn.Module],
+) -> None:
+    """Puts the adapter in the place of the layer's recurrent mixer, and takes that out of `parts`."""
+    for name, part in parts.items():
+        if type(part).__name__ in classes:
+            setattr(layer, name, adapter(parts.pop(name)))
+            return
+    found = ", ".join(type(part).__name__ for part in parts.values())
+    raise UnsupportedModelError(f"layer {index} has no mixer with a {kind} adapter: {found}", field=f"layers[{index}]")
+
+
+def _fuse_attention(attention: Any) -> None:
+    for name, part in list(attention.named_children()):
+        if "norm" in name:
+            setattr(attention, name, fused_norm(part))
+    _pack_linears(attention)
+
+
+def _fuse_feed_forward(layer: Any, name: str, part: Any) -> bool:
+    """Returns whether it is dense: with experts, sizes depend on the tokens."""
+    children = dict(part.named_children())
+    if any(not isinstance(child, nn.Linear) and [*child.parameters()] for child in children.values()):
+        return False
+    has_bias = any(key.endswith("bias") for key, _ in part.named_parameters())
+    if name == "mlp" and children.keys() == _GATED and not has_bias:  # Falcon-H1's feed_forward has factors inside
+        is_silu = type(part.act_fn).__name__ in ("SiLUActivation", "SiLU")
+        activation = F.silu if is_silu else part.act_fn
+        weights = (part.gate_proj.weight, part.up_proj.weight, part.down_proj.weight)
+        layer.mlp = GatedMLP(*weights, activation=activation)
+    else:
+        _pack_linears(part)
+    return True
+
+
+def _pack_linears(parent: nn.Module) -> None:
+    for name, child in list(parent.named_children()):
+        if isinstance(child, nn.Linear):
+            setattr(parent, name, packed(child))

@@ -1,0 +1,213 @@
+"""What the engine needs to know of a target model, read from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from draftwood.errors import UnsupportedModelError
+from verify_service.model.unsupported import first_mixer
+
+ATTENTION, GDN, MAMBA2, SHORT_CONV, OTHER = "attention", "gdn", "mamba2", "short convolution", "other"
+UNLIMITED_POSITIONS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentShape:
+    """Shape of one recurrent layer's committed state.
+
+    Mamba2 in these words: a group is a key head, B a key, a head's x a value, dt a beta. A short convolution has a
+    window and no state: HK, HV, K and V are 0.
+    """
+
+    kind: str  # GDN, MAMBA2 or SHORT_CONV
+    num_key_heads: int  # HK
+    num_value_heads: int  # HV
+    key_dim: int  # K
+    value_dim: int  # V
+    channels: int  # C = 2 HK K + HV V; the width of a short convolution
+    taps: int  # convolution kernel size
+
+
+NO_RECURRENCE = RecurrentShape("", 0, 0, 0, 0, 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSpec:
+    """Shapes and limits. `mixers` names each decoder layer's token mixers, in order: one, or attention beside a
+    recurrent one, or none in a layer that is a feed-forward alone. All recurrent mixers of a model are of one kind.
+    `layer_types` are the layers' types in transformers' configuration."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_kv_heads: int  # HKV
+    head_dim: int  # D
+    mixers: tuple[tuple[str, ...], ...]
+    layer_types: tuple[str, ...]
+    recurrent: RecurrentShape | None
+    max_positions: int
+    stop_token_ids: tuple[int, ...]
+    embedding_factor: float = 1.0  # where the model multiplies embeddings outside of their module
+    logit_factor: float = 1.0
+    logit_cap: float | None = None  # logits become cap * tanh(logit / cap), after the factor
+
+    @property
+    def num_attention_layers(self) -> int:
+        """A: layers with a KV cache."""
+        return sum(ATTENTION in mixers for mixers in self.mixers)
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        """R: layers with a recurrent state or a convolution window."""
+        return sum(self.is_recurrent(mixers) for mixers in self.mixers)
+
+    def is_recurrent(self, mixers: tuple[str, ...]) -> bool:
+        """Whether one of a layer's mixers is recurrent."""
+        return self.recurrent is not None and self.recurrent.kind in mixers
+
+    @property
+    def taps(self) -> int:
+        """Convolution kernel size; 1 without recurrent layers."""
+        return self.recurrent.taps if self.recurrent else 1
+
+
+# Transformers' model types whose mixers have an adapter, and the class that holds the text model.
+SUPPORTED = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
+    "bamba": "BambaForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+}
+# Their recurrent mixers.
+_RECURRENT = {
+    "qwen3_next": GDN,
+    "qwen3_5_text": GDN,
+    "qwen3_5_moe_text": GDN,
+    "nemotron_h": MAMBA2,
+    "granitemoehybrid": MAMBA2,
+    "falcon_h1": MAMBA2,
+    "bamba": MAMBA2,
+    "mamba2": MAMBA2,
+    "lfm2": SHORT_CONV,
+}
+
+
+def text_config(config: Any) -> Any:
+    """The text model's part of a configuration: itself, or what a multimodal one wraps."""
+    return getattr(config, "text_config", None) or config
+
+
+def read_spec(config: Any, stop_token_ids: tuple[int, ...], *, allow_unsafe: bool = False) -> TargetSpec:
+    """Reads a transformers text configuration. Raises UnsupportedModelError naming what has no adapter."""
+    model_type = config.model_type
+    types = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+    if model_type not in SUPPORTED and not allow_unsafe:
+        mixer = first_mixer(config)
+        raise UnsupportedModelError(
+            f"model_type {model_type!r} has no adapter{f' for {mixer}' if mixer else ''} "
+            f"(supported: {', '.join(sorted(SUPPORTED))})",
+            field="model_type",
+        )
+    known = _mixers_by_layer_type(model_type)
+    for i, kind in enumerate(types):
+        if kind not in known and not allow_unsafe:
+            raise UnsupportedModelError(
+                f"layer {i} of {model_type} is a {kind} layer, which has no tree adapter; a rejected draft would stay "
+                f"in its state. --allow-hybrid-unsafe serves it all the same.",
+                field=f"layer_types[{i}]",
+            )
+    if getattr(config, "use_bidirectional_attention", False):
+        raise UnsupportedModelError(
+            f"use_bidirectional_attention is {config.use_bidirectional_attention!r}; only causal models are served",
+            field="use_bidirectional_attention",
+        )
+    mixers = tuple(known.get(kind, (OTHER,)) for kind in types)
+    num_heads = getattr(config, "num_attention_heads", None) or 1  # none at all in Mamba2
+    kind = _RECURRENT.get(model_type)
+    return TargetSpec(
+        model_type=model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
+        mixers=mixers,
+        layer_types=tuple(types),
+        recurrent=_SHAPES[kind](config) if kind is not None and any(kind in names for names in mixers) else None,
+        max_positions=getattr(config, "max_position_embeddings", None) or UNLIMITED_POSITIONS,
+        stop_token_ids=stop_token_ids,
+        embedding_factor=float(getattr(config, "embedding_multiplier", 1.0)),
+        logit_factor=_logit_factor(config),
+        logit_cap=getattr(config, "final_logit_softcapping", None),
+    )
+
+
+def _logit_factor(config: Any) -> float:
+    """What logits are multiplied with, under whichever name the family has for it."""
+    factor = getattr(config, "lm_head_multiplier", None) or getattr(config, "logit_scale", 1.0)
+    return float(factor / getattr(config, "logits_scaling", 1.0))
+
+
+def _mixers_by_layer_type(model_type: str) -> dict[str, tuple[str, ...]]:
+    """What transformers' names of layer types mean in a model of this type."""
+    types: dict[str, tuple[str, ...]] = {"full_attention": (ATTENTION,), "sliding_attention": (ATTENTION,)}
+    kind = _RECURRENT.get(model_type)
+    if kind == SHORT_CONV:
+        types["conv"] = (kind,)
+    elif kind is not None:
+        types["linear_attention"] = (kind,)
+    if model_type == "falcon_h1":
+        types["hybrid"] = (kind, ATTENTION) if kind else ()
+    if model_type == "nemotron_h":
+        types |= {"mlp": (), "moe": ()}
+    return types
+
+
+def _gdn_shape(config: Any) -> RecurrentShape:
+    hk, hv = config.linear_num_key_heads, config.linear_num_value_heads
+    dk, dv = config.linear_key_head_dim, config.linear_value_head_dim
+    return RecurrentShape(GDN, hk, hv, dk, dv, 2 * hk * dk + hv * dv, config.linear_conv_kernel_dim)
+
+
+def _mamba2_shape(config: Any) -> RecurrentShape:
+    """The families name the same sizes differently."""
+
+    def read(*names: str) -> int:
+        return next(getattr(config, name) for name in names if hasattr(config, name))
+
+    hk, hv = read("mamba_n_groups", "n_groups"), read("mamba_n_heads", "mamba_num_heads", "num_heads")
+    dk = read("mamba_d_state", "ssm_state_size", "state_size")
+    dv = read("mamba_d_head", "mamba_head_dim", "head_dim")
+    return RecurrentShape(MAMBA2, hk, hv, dk, dv, 2 * hk * dk + hv * dv, read("mamba_d_conv", "conv_kernel"))
+
+
+def _short_conv_shape(config: Any) -> RecurrentShape:
+    return RecurrentShape(SHORT_CONV, 0, 0, 0, 0, config.hidden_size, config.conv_L_cache)
+
+
+_SHAPES = {GDN: _gdn_shape, MAMBA2: _mamba2_shape, SHORT_CONV: _short_conv_shape}

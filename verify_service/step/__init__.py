@@ -1,0 +1,1 @@
+"""One step, draft to commit: what does not depend on the device."""

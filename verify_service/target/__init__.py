@@ -1,1 +1,0 @@
-"""The target model: transformers' definitions with our attention function, recurrent mixers and fused layers."""

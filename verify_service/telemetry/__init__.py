@@ -1,0 +1,1 @@
+"""What the verify service exports: metrics, spans of requests and of steps."""
