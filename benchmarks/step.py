@@ -26,11 +26,11 @@ from draftwood.device.layers import PackedLinear
 from verify_service.cache.pages import PageAllocator
 from verify_service.cache.pools import allocate_pools
 from verify_service.core.request import Request
-from verify_service.core.sequence import Sequence
-from verify_service.draft.coordinator import Drafter
-from verify_service.gpu.runner import GraphDecoder
-from verify_service.gpu.step_graphs import StepProgram
-from verify_service.gpu.target import RowTarget
+from verify_service.core.sequence import SequenceState
+from verify_service.draft.coordinator import DraftCoordinator
+from verify_service.gpu.runner import GraphRunner
+from verify_service.gpu.step_graphs import StepGraphs
+from verify_service.gpu.target import GraphTarget
 from verify_service.kernels.triton.kernel_set import triton_set
 from verify_service.model.features import load_projector
 from verify_service.model.loading import load_target
@@ -85,11 +85,11 @@ def copy_bandwidth(device: torch.device, size: int = 4 << 30) -> float:
     return 2 * size / (milliseconds(lambda: target.copy_(source)) / 1e3)
 
 
-def products(target: RowTarget) -> list[PackedLinear]:
+def products(target: GraphTarget) -> list[PackedLinear]:
     """Every matrix product of a step, in order."""
     found: list[PackedLinear] = []
-    for stretch in target.stretches:
-        for layer in stretch.layers:
+    for group in target.layer_groups:
+        for layer in group.layers:
             found += [part for part in layer.modules() if isinstance(part, PackedLinear)]
     return [*found, target.head]
 
@@ -107,7 +107,7 @@ def products_graph(parts: list[PackedLinear], m: int, graphs: Graphs) -> Callabl
     return graphs.captured(run)
 
 
-def fill(program: StepProgram, context: int, vocab: int, pages: PageAllocator, table: Tensor) -> None:
+def fill(program: StepGraphs, context: int, vocab: int, pages: PageAllocator, table: Tensor) -> None:
     """A random tree for every row, behind a context of random keys."""
     rng = random.Random(0)
     buffers = program.buffers
@@ -125,7 +125,7 @@ def fill(program: StepProgram, context: int, vocab: int, pages: PageAllocator, t
             table[row, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
 
 
-def build(shape: Path, draft: Path | None, dtype: torch.dtype, *, batch: int, nodes: int, context: int) -> GraphDecoder:
+def build(shape: Path, draft: Path | None, dtype: torch.dtype, *, batch: int, nodes: int, context: int) -> GraphRunner:
     """The engine over random weights, with the feature rows of a drafter if there is one."""
     device = DEVICE
     model, spec = load_target(shape, dtype, device, random_weights=True)
@@ -141,17 +141,17 @@ def build(shape: Path, draft: Path | None, dtype: torch.dtype, *, batch: int, no
     )
     for tensor in (pools.keys, pools.values, pools.states, pools.windows):
         tensor.normal_(0.0, 0.3)
-    target = RowTarget(
+    target = GraphTarget(
         model,
         spec,
         pools,
         triton_set(),
-        tap_layer_ids=projector.target_layer_ids if projector else (),
+        target_layer_ids=projector.target_layer_ids if projector else (),
         max_context=context + MARGIN,
         page_size=PAGE_SIZE,
         compile_steps=True,
     )
-    decoder = GraphDecoder(
+    runner = GraphRunner(
         target,
         projector,
         Graphs(device, enabled=True),
@@ -160,43 +160,43 @@ def build(shape: Path, draft: Path | None, dtype: torch.dtype, *, batch: int, no
         max_context=context + MARGIN,
         prefill_tokens=256,
     )
-    return decoder
+    return runner
 
 
-def measure(decoder: GraphDecoder, batches: list[int], nodes: list[int], context: int) -> Iterator[Row]:
+def measure(runner: GraphRunner, batches: list[int], nodes: list[int], context: int) -> Iterator[Row]:
     """Steps of every shape, largest first, so that their graphs share memory."""
-    target = decoder.model
+    target = runner.model
     pages = PageAllocator(target.pools.keys.shape[2] // PAGE_SIZE - 1, PAGE_SIZE)
     parts = products(target)
     shapes = [(b, n) for b in sorted(batches, reverse=True) for n in sorted(nodes, reverse=True)]
     for b, n in shapes:
-        program = decoder.program("step", b, n)
+        program = runner.program("step", b, n)
         program.buffers.clear()
         program.step(has_filters=False)
     for b, n in shapes:
-        program = decoder.program("step", b, n)
+        program = runner.program("step", b, n)
         fill(program, context, target.spec.vocab_size, pages, program.buffers.structure.page_table)
         step = milliseconds(lambda program=program: program.step(has_filters=False))
-        alone = milliseconds(products_graph(parts, b * n, decoder.graphs))
+        alone = milliseconds(products_graph(parts, b * n, runner.graphs))
         row = Row(b, n, context, step, alone, step / alone)
         print(f"batch {b} nodes {n:3d}: step {step:7.3f} products {alone:7.3f} ratio {step / alone:.3f}", flush=True)
         yield row
 
 
-def idle(decoder: GraphDecoder, context: int, steps: int = 40) -> float:
+def idle(runner: GraphRunner, context: int, steps: int = 40) -> float:
     """Milliseconds between two steps of one answer without drafts in which the GPU has nothing to do: wall time of the
     engine's own steps, less the time of their graphs one behind the other."""
-    pages = PageAllocator(decoder.pools.keys.shape[2] // PAGE_SIZE - 1, PAGE_SIZE)
-    request = Request(request_id="idle", prompt=(1,) * context, max_new_tokens=MARGIN)
-    sequence = Sequence(1, request, lambda _: None, 0.0)
+    pages = PageAllocator(runner.pools.keys.shape[2] // PAGE_SIZE - 1, PAGE_SIZE)
+    request = Request(request_id="idle", prompt_token_ids=(1,) * context, max_new_tokens=MARGIN)
+    sequence = SequenceState(1, request, lambda _: None, 0.0)
     sequence.pages, sequence.state_slot, sequence.base_length = pages.allocate(context + 2 * steps), 1, context
     sequence.answer = [1]
-    drafter = Drafter(None, decoder.pools, timeout_s=1.0)
-    program = decoder.program("step", 1, 1)
+    drafter = DraftCoordinator(None, runner.pools, timeout_s=1.0)
+    program = runner.program("step", 1, 1)
     walls: list[float] = []
     for _ in range(steps):
         started = time.perf_counter()
-        decoder.step([sequence], drafter)
+        runner.step([sequence], drafter)
         walls.append((time.perf_counter() - started) * 1e3)
 
     def queued() -> None:
@@ -206,7 +206,7 @@ def idle(decoder: GraphDecoder, context: int, steps: int = 40) -> float:
     return statistics.median(walls) - milliseconds(queued, repeats=5) / 10
 
 
-def profile(program: StepProgram, rows: int = 40) -> str:
+def profile(program: StepGraphs, rows: int = 40) -> str:
     """Where the time of one step goes, by kernel."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
@@ -241,21 +241,21 @@ def main() -> None:
     bandwidth = copy_bandwidth(DEVICE)
     torch.cuda.empty_cache()
     dtype: torch.dtype = getattr(torch, args.dtype)
-    decoder = build(args.shape, args.draft, dtype, batch=max(args.batch), nodes=max(args.nodes), context=args.context)
-    weights = sum(part.weight.nbytes for part in products(decoder.model))
+    runner = build(args.shape, args.draft, dtype, batch=max(args.batch), nodes=max(args.nodes), context=args.context)
+    weights = sum(part.weight.nbytes for part in products(runner.model))
     floor = weights / bandwidth * 1e3
     print(
         f"copy {bandwidth / 1e12:.2f} TB/s; products' weights {weights / 1e9:.2f} GB; floor {floor:.3f} ms", flush=True
     )
-    rows = list(measure(decoder, args.batch, args.nodes, args.context))
+    rows = list(measure(runner, args.batch, args.nodes, args.context))
     by = {(row.batch, row.nodes): row.step for row in rows}
     ratios = {f"batch {b}": by[b, max(args.nodes)] / by[b, min(args.nodes)] for b in args.batch}
     print(f"largest over smallest: {ratios}; smallest over floor: {by[min(args.batch), min(args.nodes)] / floor:.3f}")
-    between = idle(decoder, args.context)
+    between = idle(runner, args.context)
     print(f"idle between two steps: {between:.3f} ms", flush=True)
     if args.profile:
         for n in args.nodes:
-            print(f"nodes {n}\n{profile(decoder.program('step', min(args.batch), n))}", flush=True)
+            print(f"nodes {n}\n{profile(runner.program('step', min(args.batch), n))}", flush=True)
     if args.out is not None:
         commit = args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
         result = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from draft_service.api.streams import StreamRegistry
-from draft_service.draft.drafter import Drafted, Drafter, Reason, Refused, StepOutcome
+from draft_service.draft.drafter import Drafted, Drafter, Refusal, RefusalReason, StepOutcome
 from draftwood.config import DraftConfig
 from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 class Watch:
     """Is told what the drafter does; this one does not care."""
 
-    def answered(self, results: Sequence[Drafted | Refused], outcome: StepOutcome) -> None:
+    def answered(self, results: Sequence[Drafted | Refusal], outcome: StepOutcome) -> None:
         """A message that asked for trees has been served; on the drafter's thread."""
 
     def sent(self, answer: Answer) -> None:
@@ -50,7 +50,7 @@ class Telemetry(Watch):
         self.instruments = Instruments("draft")
         cache = drafter.cache
         self._num_messages = self._num_trees = 0
-        self._refusals = dict.fromkeys(Reason, 0)
+        self._refusals = dict.fromkeys(RefusalReason, 0)
         self._batch = self.instruments.histogram(metrics.DRAFT_BATCH)
         self._pass = self.instruments.histogram(metrics.DRAFT_PASS_SECONDS)
         self._tree = self.instruments.histogram(metrics.DRAFT_TREE_SECONDS)
@@ -84,11 +84,11 @@ class Telemetry(Watch):
         """Counts these."""
         self.instruments.read(metrics.DRAFT_STREAMS, lambda: streams.num_open)
 
-    def answered(self, results: Sequence[Drafted | Refused], outcome: StepOutcome) -> None:
+    def answered(self, results: Sequence[Drafted | Refusal], outcome: StepOutcome) -> None:
         """Counts trees and refusals."""
         self._num_messages += 1
         for result in results:
-            if isinstance(result, Refused):
+            if isinstance(result, Refusal):
                 self._refusals[result.reason] += 1
             else:
                 self._num_trees += 1

@@ -24,22 +24,22 @@ from verify_service.api.servicer import TargetFacts
 from verify_service.cache.pages import PageAllocator, SlotAllocator
 from verify_service.cache.pools import Pools, allocate_pools
 from verify_service.core.request import Limits
+from verify_service.core.target_spec import TargetSpec
 from verify_service.cpu.commit import Committer
-from verify_service.cpu.runner import PassDecoder
+from verify_service.cpu.runner import PassRunner
 from verify_service.cpu.target import TargetModel
 from verify_service.draft.client import DraftClient, Expected
-from verify_service.draft.coordinator import Drafter
+from verify_service.draft.coordinator import DraftCoordinator
 from verify_service.engine.engine import Engine
 from verify_service.engine.scheduler import Scheduler
-from verify_service.gpu.runner import GraphDecoder
-from verify_service.gpu.target import RowTarget
+from verify_service.gpu.runner import GraphRunner
+from verify_service.gpu.target import GraphTarget
 from verify_service.kernels.kernel_set import KernelSet
 from verify_service.kernels.reference.kernel_set import PLAIN
 from verify_service.kernels.triton.kernel_set import triton_set
 from verify_service.model.features import FeatureProjector, RowProjection, load_projector
 from verify_service.model.loading import load_target
-from verify_service.model.spec import TargetSpec
-from verify_service.step.runner import Decoder
+from verify_service.step.runner import StepRunner
 
 log = logging.getLogger(__name__)
 
@@ -83,18 +83,18 @@ def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
         _check_memory(config, max_context, cache_pools(spec, pages, slots, feature_size, dtype, META))
     pools = cache_pools(spec, pages, slots, feature_size, dtype, device)
     make = _pass_decoder if kernels is None else partial(_graph_decoder, kernels=kernels)
-    decoder = make(config, model, spec, pools, projector, max_context)
-    decoder.debug_steps = config.debug_metrics
+    runner = make(config, model, spec, pools, projector, max_context)
+    runner.debug_steps = config.debug_metrics
     scheduler = Scheduler(
         pages,
         slots,
         max_batch=config.max_batch,
         max_queue=config.max_queue,
-        prefill_chunk=decoder.prefill_chunk,
+        prefill_chunk=runner.prefill_chunk,
     )
     client = _draft_client(config, security, texts, spec, projector)
-    drafter = Drafter(client, pools, timeout_s=config.draft_timeout_ms / 1e3)
-    engine = Engine(decoder, scheduler, drafter, prefill_tokens=config.prefill_tokens)
+    drafter = DraftCoordinator(client, pools, timeout_s=config.draft_timeout_ms / 1e3)
+    engine = Engine(runner, scheduler, drafter, prefill_tokens=config.prefill_tokens)
     name = model_id(config.target, directory)
     return Service(
         engine,
@@ -121,17 +121,17 @@ def _pass_decoder(
     pools: Pools,
     projector: FeatureProjector | None,
     max_context: int,
-) -> Decoder:
+) -> StepRunner:
     target = TargetModel(
         model,
         spec,
-        tap_layer_ids=projector.target_layer_ids if projector else (),
+        target_layer_ids=projector.target_layer_ids if projector else (),
         max_context=max_context,
         compile_steps=config.compile,
     )
     committer = Committer(pools, spec.recurrent, compile_steps=config.compile)
     projection = RowProjection(projector, compile_steps=config.compile) if projector else None
-    return PassDecoder(target, pools, committer, projection)
+    return PassRunner(target, pools, committer, projection)
 
 
 def _graph_decoder(
@@ -143,18 +143,18 @@ def _graph_decoder(
     max_context: int,
     *,
     kernels: KernelSet,
-) -> Decoder:
-    target = RowTarget(
+) -> StepRunner:
+    target = GraphTarget(
         model,
         spec,
         pools,
         kernels,
-        tap_layer_ids=projector.target_layer_ids if projector else (),
+        target_layer_ids=projector.target_layer_ids if projector else (),
         max_context=max_context,
         page_size=config.page_size,
         compile_steps=config.compile,
     )
-    return GraphDecoder(
+    return GraphRunner(
         target,
         projector,
         Graphs(target.device, enabled=target.is_capturable and kernels.is_capturable),

@@ -19,9 +19,10 @@ from draftwood.device.device import pick_device, pick_dtype
 from draftwood.errors import UnsupportedModelError
 from draftwood.memory import print_plan, resident_memory_bytes
 from verify_service.build import META, cache_pools, cache_sizes, longest_context
+from verify_service.core.target_spec import TargetSpec
 from verify_service.gpu.memory import step_size
 from verify_service.model.loading import full_config, stop_token_ids
-from verify_service.model.spec import SUPPORTED, TargetSpec, read_spec, text_config
+from verify_service.model.spec import SUPPORTED, read_spec, text_config
 
 PRODUCT_CODE = 100 << 20  # what oneDNN keeps for products of all usual numbers of rows (docs/decisions/0015)
 

@@ -17,7 +17,7 @@ from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError, UnavailableError
 from draftwood.garbage import freeze_startup
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.api.request_hooks import RequestWatch
+from verify_service.api.request_hooks import RequestHooks
 from verify_service.api.servicer import VerifyServicer
 from verify_service.build import Service, build
 from verify_service.engine.engine import PATIENCE_S
@@ -43,7 +43,7 @@ async def serve(config: VerifyConfig, service: Service) -> None:
             service.client,
             service.defaults,
             service.facts,
-            telemetry.watch if telemetry is not None else RequestWatch,
+            telemetry.watch if telemetry is not None else RequestHooks,
         ),
         server,
     )

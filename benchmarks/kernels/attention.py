@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.kernels.timing import RESULTS, copies, copy_bandwidth, graph_seconds, sweep, write
 from verify_service.kernels.triton.kv_commit import kv_commit
 from verify_service.kernels.triton.tree_attention import tree_attention, tree_attention_plain
-from verify_service.kernels.triton.tree_metadata import tree_structure
+from verify_service.kernels.triton.tree_metadata import tree_metadata
 
 HQ, HKV, D, PAGE = 24, 4, 256, 64
 LAYERS, LONGEST_PATH = 16, 16
@@ -76,10 +76,10 @@ class Case:
         self.positions = torch.zeros(b, n, dtype=torch.int64, device="cuda")
         self.ancestors = torch.zeros(b, n, words, dtype=torch.int64, device="cuda")
         self.rest = [torch.zeros(size, dtype=torch.int32, device="cuda") for size in ((b, n), (b,), (b, words))]
-        self.derive()
+        self.build_step_inputs()
 
-    def derive(self) -> None:
-        tree_structure(self.parents, self.sizes, self.bases, self.positions, self.ancestors, *self.rest)
+    def build_step_inputs(self) -> None:
+        tree_metadata(self.parents, self.sizes, self.bases, self.positions, self.ancestors, *self.rest)
 
     def arguments(self, layer: int, out: Tensor) -> tuple[Any, ...]:
         rows = (self.q[layer], self.k[layer], self.v[layer], self.key_pool[layer], self.value_pool[layer])
@@ -150,20 +150,20 @@ def matrix_rate() -> float:
 
 def commit_microseconds(b: int) -> float:
     """KV commit of all layers, path of 7."""
-    stash, pools = (
+    commit_inputs, pools = (
         [drawn(*shape) for _ in range(2)] for shape in ((LAYERS, b, 64, HKV, D), (LAYERS, HKV, (b + 1) * 1024, D))
     )
     path = torch.arange(LONGEST_PATH, dtype=torch.int32, device="cuda").repeat(b, 1)
     lengths, bases = (torch.full((b,), value, dtype=torch.int32, device="cuda") for value in (7, 1000))
     table = torch.arange(16 * b, dtype=torch.int32, device="cuda").view(b, 16) + 16
-    return graph_seconds(partial(kv_commit, *stash, path, lengths, bases, table, PAGE, *pools)) * 1e6
+    return graph_seconds(partial(kv_commit, *commit_inputs, path, lengths, bases, table, PAGE, *pools)) * 1e6
 
 
 def measure(batches: tuple[int, ...], output: Path) -> None:
     """Our own figures, then those of rivals; what is there is written as it comes."""
     bandwidth, rate = copy_bandwidth(), matrix_rate()
     result: dict[str, Any] = {"copy_bytes_per_second": bandwidth, "operations_per_second": rate}
-    result["tree_structure_us"] = {n: graph_seconds(Case(1, n, 64).derive) * 1e6 for n in (64, 256)}
+    result["tree_structure_us"] = {n: graph_seconds(Case(1, n, 64).build_step_inputs) * 1e6 for n in (64, 256)}
     result["kv_commit_us"] = {b: commit_microseconds(b) for b in (1, 8)}
     rows: dict[tuple[int, int, int], dict[str, Any]] = {}
     for b, prefix, n in product(batches, PREFIXES, NODES):

@@ -25,7 +25,7 @@ from verify_service.kernels.triton.conv_gate import Gates, conv_gate
 from verify_service.kernels.triton.gdn_verify import GatedNorm, gdn_scratch, gdn_verify, gdn_verify_plain
 from verify_service.kernels.triton.recurrent_commit import RecurrentInputs, recurrent_commit, recurrent_commit_plain
 
-HK, HV, K, V, TAPS = 16, 48, 128, 128, 4
+HK, HV, K, V, KERNEL_SIZE = 16, 48, 128, 128, 4
 C = 2 * HK * K + HV * V
 LAYERS = 48
 SHAPES = ((1, 64), (1, 32), (8, 64), (8, 32), (1, 1), (8, 1), (1, 16), (8, 16), (1, 128), (1, 256))  # batch, nodes
@@ -62,20 +62,23 @@ class Pass:
             return torch.full(shape, torch.nan, device="cuda", dtype=dtype)
 
         trees = [random_parents(random.Random(n + i), n) for i in range(b)]
-        stash = (LAYERS, b, n)
+        commit_inputs = (LAYERS, b, n)
         return cls(
             torch.tensor(trees, dtype=torch.int32).cuda(),
             torch.tensor([ancestor_words(tree) for tree in trees]).cuda(),
             [normal(b, n, C + HV * V + 2 * HV) for _ in range(4)],
-            normal(TAPS, C, dtype=torch.float32),
+            normal(KERNEL_SIZE, C, dtype=torch.float32),
             (-torch.rand(HV, device="cuda"), normal(HV, dtype=torch.float32)),
             normal(V),
             normal(LAYERS, b + 1, HV, V, K, dtype=torch.float32) * 0.1,
-            normal(LAYERS, b + 1, TAPS - 1, C),
+            normal(LAYERS, b + 1, KERNEL_SIZE - 1, C),
             torch.arange(1, b + 1, dtype=torch.int32, device="cuda"),
-            empty(*stash, C, dtype=torch.bfloat16),
+            empty(*commit_inputs, C, dtype=torch.bfloat16),
             RecurrentInputs(
-                empty(*stash, C, dtype=torch.bfloat16), empty(*stash, 2 * HK), empty(*stash, HV), empty(*stash, HV)
+                empty(*commit_inputs, C, dtype=torch.bfloat16),
+                empty(*commit_inputs, 2 * HK),
+                empty(*commit_inputs, HV),
+                empty(*commit_inputs, HV),
             ),
             empty(b, n, HV, V, dtype=torch.bfloat16),
         )
@@ -85,18 +88,18 @@ class Pass:
 
     def conv(self, layer: int) -> None:
         x, _, write_gate, step = self.parts(layer)
-        stash = self.recurrent
-        assert stash.norms is not None
-        gates = Gates(step, write_gate, *self.gates, stash.g[layer], stash.beta[layer])
+        commit_inputs = self.recurrent
+        assert commit_inputs.norms is not None
+        gates = Gates(step, write_gate, *self.gates, commit_inputs.g[layer], commit_inputs.beta[layer])
         conv_gate(
-            x, self.parents, self.windows[layer], self.slots, self.weight, None, self.inputs[layer], stash.conv[layer],
-            norms=stash.norms[layer], key_dim=K, gates=gates,
+            x, self.parents, self.windows[layer], self.slots, self.weight, None, self.inputs[layer],
+            commit_inputs.conv[layer], norms=commit_inputs.norms[layer], key_dim=K, gates=gates,
         )  # fmt: skip
 
     def arguments(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        stash = self.recurrent
-        assert stash.norms is not None
-        return stash.conv[layer], stash.norms[layer], stash.g[layer], stash.beta[layer]
+        commit_inputs = self.recurrent
+        assert commit_inputs.norms is not None
+        return commit_inputs.conv[layer], commit_inputs.norms[layer], commit_inputs.g[layer], commit_inputs.beta[layer]
 
     def norm(self, layer: int) -> GatedNorm:
         return GatedNorm(self.parts(layer)[1], self.norm_weight, 1e-6)
@@ -153,9 +156,9 @@ def measure_commit(step: Pass, length: int, bandwidth: float) -> dict[str, Any]:
     b = step.parents.shape[0]
     path = torch.arange(16, dtype=torch.int32, device="cuda").repeat(b, 1)
     lengths = torch.full((b,), length, dtype=torch.int32, device="cuda")
-    stash = step.recurrent
-    assert stash.norms is not None
-    two = RecurrentInputs(stash.conv[:2], stash.norms[:2], stash.g[:2], stash.beta[:2])
+    commit_inputs = step.recurrent
+    assert commit_inputs.norms is not None
+    two = RecurrentInputs(commit_inputs.conv[:2], commit_inputs.norms[:2], commit_inputs.g[:2], commit_inputs.beta[:2])
     states, windows = ([t[:2].clone() for _ in range(3)] for t in (step.states, step.windows))
     recurrent_commit(two, step.inputs[:2], path, lengths, states[0], windows[0], step.slots)
     recurrent_commit_plain(two, step.inputs[:2], path, lengths, states[1], windows[1], step.slots)
@@ -164,7 +167,7 @@ def measure_commit(step: Pass, length: int, bandwidth: float) -> dict[str, Any]:
         recurrent_commit(two, step.inputs[:2], path.roll(-i, 1), one, states[2], windows[2], step.slots)
     before = step.states.clone()
     seconds = graph_seconds(
-        lambda: recurrent_commit(stash, step.inputs, path, lengths, step.states, step.windows, step.slots)
+        lambda: recurrent_commit(commit_inputs, step.inputs, path, lengths, step.states, step.windows, step.slots)
     )
     step.states.copy_(before)
     return {
@@ -192,11 +195,14 @@ def measure_rivals(step: Pass, verify_us: float, scratch_mib: float, bandwidth: 
     us = sweep([lambda layer=layer: rival(layer) for layer in range(LAYERS)]) * 1e6
     floor = 2 * n * STATE / bandwidth * 1e6
     # Scratch serves all layers; what a commit needs is kept by each, as are a rival's states and windows of nodes.
-    stash = step.recurrent
-    assert stash.norms is not None
-    kept = sum(t.nbytes for t in (stash.conv, stash.norms, stash.g, stash.beta)) / 2**20 + scratch_mib
+    commit_inputs = step.recurrent
+    assert commit_inputs.norms is not None
+    kept = (
+        sum(t.nbytes for t in (commit_inputs.conv, commit_inputs.norms, commit_inputs.g, commit_inputs.beta)) / 2**20
+        + scratch_mib
+    )
     states = LAYERS * nodes.nbytes / 2**20
-    windows, inputs = LAYERS * n * (TAPS - 1) * C * 2 / 2**20, step.inputs.nbytes / 2**20
+    windows, inputs = LAYERS * n * (KERNEL_SIZE - 1) * C * 2 / 2**20, step.inputs.nbytes / 2**20
     result: dict[str, Any] = {
         "state_per_node_us": us,
         "state_per_node_floor_us": floor,

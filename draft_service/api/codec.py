@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draft_service.draft.candidates import Candidates, TreeOptions
-from draft_service.draft.drafter import ContextRows, Drafted, Reason, Refused, SequenceStep
+from draft_service.draft.drafter import ContextRows, Drafted, Refusal, RefusalReason, SequenceStep
 from draft_service.model.config import DrafterConfig
 from draftwood.errors import InvalidRequestError, UnsupportedModelError
 from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, int32_from_bytes, sampling_from_wire, tree_to_wire
@@ -21,11 +21,11 @@ from draftwood.v1 import draft_pb2, tree_pb2
 _ITEM_BYTES = {draft_pb2.FEATURE_FORMAT_BFLOAT16: 2, draft_pb2.FEATURE_FORMAT_FLOAT32: 4}
 
 _REASON_TO_WIRE = {
-    Reason.CACHE_FULL: draft_pb2.REFUSAL_REASON_CACHE_FULL,
-    Reason.CONTEXT_INCOMPLETE: draft_pb2.REFUSAL_REASON_CONTEXT_INCOMPLETE,
-    Reason.UNSUPPORTED: draft_pb2.REFUSAL_REASON_UNSUPPORTED,
-    Reason.DEADLINE: draft_pb2.REFUSAL_REASON_DEADLINE,
-    Reason.INVALID: draft_pb2.REFUSAL_REASON_INVALID,
+    RefusalReason.CACHE_FULL: draft_pb2.REFUSAL_REASON_CACHE_FULL,
+    RefusalReason.CONTEXT_INCOMPLETE: draft_pb2.REFUSAL_REASON_CONTEXT_INCOMPLETE,
+    RefusalReason.UNSUPPORTED: draft_pb2.REFUSAL_REASON_UNSUPPORTED,
+    RefusalReason.DEADLINE: draft_pb2.REFUSAL_REASON_DEADLINE,
+    RefusalReason.INVALID: draft_pb2.REFUSAL_REASON_INVALID,
 }
 
 
@@ -85,7 +85,7 @@ def _check(name: str, value: int, low: int, high: int) -> None:
         raise InvalidRequestError(f"{name} is {value}, not in [{low}, {high}]", field=name)
 
 
-def step_from_wire(message: draft_pb2.DraftSequence, config: DrafterConfig) -> SequenceStep | Refused:
+def step_from_wire(message: draft_pb2.DraftSequence, config: DrafterConfig) -> SequenceStep | Refusal:
     """One sequence's part of a message; what is wrong with it refuses this sequence only."""
     try:
         check_epoch(message.epoch)
@@ -101,15 +101,15 @@ def step_from_wire(message: draft_pb2.DraftSequence, config: DrafterConfig) -> S
             sampling=sampling,
         )
     except InvalidRequestError as error:
-        return Refused(Reason.INVALID, error.message)
+        return Refusal(RefusalReason.INVALID, error.message)
     except UnsupportedModelError as error:
-        return Refused(Reason.UNSUPPORTED, error.message)
+        return Refusal(RefusalReason.UNSUPPORTED, error.message)
 
 
-def result_to_wire(message: draft_pb2.DraftSequence, result: Drafted | Refused) -> draft_pb2.DraftResult:
+def result_to_wire(message: draft_pb2.DraftSequence, result: Drafted | Refusal) -> draft_pb2.DraftResult:
     """The outcome with the echo of what it answers."""
     echo = draft_pb2.DraftResult(sequence_id=message.sequence_id, epoch=message.epoch, base_length=message.base_length)
-    if isinstance(result, Refused):
+    if isinstance(result, Refusal):
         echo.refusal.reason = _REASON_TO_WIRE[result.reason]
         echo.refusal.message = result.message
         echo.refusal.context_length = result.context_length

@@ -12,7 +12,7 @@ import grpc.aio
 
 from draft_service.api.codec import check_epoch, check_sequences, context_from_wire, result_to_wire, step_from_wire
 from draft_service.api.streams import StreamRegistry
-from draft_service.draft.drafter import Drafted, Drafter, Reason, Refused, SequenceStep, StepOutcome
+from draft_service.draft.drafter import Drafted, Drafter, Refusal, RefusalReason, SequenceStep, StepOutcome
 from draft_service.telemetry import UNWATCHED, Answer, Watch
 from draftwood.errors import ContextLengthError, DraftwoodError, InvalidRequestError, OverloadedError
 from draftwood.rpc.conventions import errors_to_status
@@ -89,9 +89,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             draft_us=_microseconds(outcome.draft_s),
             tree_us=_microseconds(outcome.tree_s),
         )
-        results: list[Drafted | Refused] = []
+        results: list[Drafted | Refusal] = []
         for sequence, part in zip(request.sequences, parts, strict=True):
-            result: Drafted | Refused | None = part if isinstance(part, Refused) else next(served)
+            result: Drafted | Refusal | None = part if isinstance(part, Refusal) else next(served)
             if result is not None and sequence.HasField("tree"):
                 results.append(result)
                 response.results.append(result_to_wire(sequence, result))
@@ -128,7 +128,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         refused = self._drafter.take(request.stream_id, request.sequence_id, request.epoch, rows)
         if refused is None:
             return rows.features.shape[0]
-        if refused.reason is Reason.CACHE_FULL:
+        if refused.reason is RefusalReason.CACHE_FULL:
             raise OverloadedError(refused.message, field="context", retry_after_s=1.0)
         raise InvalidRequestError(refused.message, field="context.start")
 

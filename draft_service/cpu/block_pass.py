@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draft_service.cpu.block import BlockInputs
 from draft_service.model.draft_model import DraftModel
-from draftwood.device.compiled_calls import DirectCalls
+from draftwood.device.compiled_call_cache import CompiledCallCache
 from draftwood.device.device import compiled, mark_varying
 
 
@@ -26,7 +26,7 @@ class BlockPass:
         self._alone = compiled(forward, enabled=compile_steps)
         # Loops over so many rows are long enough for two threads.
         self._several = compiled(forward, enabled=compile_steps, threaded_loops=True)
-        self._calls = DirectCalls()
+        self._calls = CompiledCallCache()
 
     def __call__(
         self,

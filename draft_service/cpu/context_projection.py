@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from draft_service.model.draft_model import DraftModel
-from draftwood.device.compiled_calls import DirectCalls
+from draftwood.device.compiled_call_cache import CompiledCallCache
 from draftwood.device.device import compiled, mark_varying
 
 FEW = 64  # rows; more are a prompt's, whose products take longer than what a graph saves
@@ -22,7 +22,7 @@ class ContextProjection:
         self._model, self._is_compiled = model, compile_steps and model.device.type == "cpu"
         self._context = compiled(context, enabled=self._is_compiled)
         self._constants = (*model.context_kv.buffers(), model.context_k_norms)
-        self._calls = DirectCalls()
+        self._calls = CompiledCallCache()
 
     def __call__(
         self,

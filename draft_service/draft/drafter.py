@@ -27,7 +27,7 @@ from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 
 
-class Reason(Enum):
+class RefusalReason(Enum):
     """Why a sequence got no tree."""
 
     CACHE_FULL = auto()
@@ -41,10 +41,10 @@ SLOTS_A_ROW = 2  # a sequence may be prefilled while the one whose place it take
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refusal:
     """No tree, and why. `context_length`: rows that the cache holds, for CONTEXT_INCOMPLETE."""
 
-    reason: Reason
+    reason: RefusalReason
     message: str
     context_length: int = 0
 
@@ -82,7 +82,7 @@ class SequenceStep:
 class StepOutcome:
     """One entry a step, None where only context came; times in seconds."""
 
-    results: list[Drafted | Refused | None]
+    results: list[Drafted | Refusal | None]
     draft_s: float = 0.0
     tree_s: float = 0.0
 
@@ -146,13 +146,13 @@ class Drafter:
         return outcome
 
     @torch.inference_mode()
-    def take(self, stream_id: int, sequence_id: int, epoch: int, context: ContextRows) -> Refused | None:
+    def take(self, stream_id: int, sequence_id: int, epoch: int, context: ContextRows) -> Refusal | None:
         """Takes rows ahead of a sequence's first step; None where they are cached now, or the sequence has ended."""
         key = SequenceKey(stream_id, sequence_id)
         if self._closed.is_over(key, epoch):  # calls have no order: the close overtook these rows
             return None
         sequence = self._take([(key, epoch, context)])[0]
-        return sequence if isinstance(sequence, Refused) else None
+        return sequence if isinstance(sequence, Refusal) else None
 
     def close_stream(self, stream_id: int) -> None:
         """Frees all sequences of a stream."""
@@ -167,15 +167,15 @@ class Drafter:
             self._closed.add(key, sequence.epoch)
             self.cache.close(key)
 
-    def _take(self, arrivals: Sequence[tuple[SequenceKey, int, ContextRows | None]]) -> list[CachedSequence | Refused]:
+    def _take(self, arrivals: Sequence[tuple[SequenceKey, int, ContextRows | None]]) -> list[CachedSequence | Refusal]:
         """Opens sequences and caches their new rows, all rows of the message in one product."""
-        sequences: list[CachedSequence | Refused] = []
+        sequences: list[CachedSequence | Refusal] = []
         fresh: list[tuple[CachedSequence, Tensor]] = []
         for key, epoch, context in arrivals:
             sequence = self._open(key, epoch)
             if isinstance(sequence, CachedSequence) and context is not None:
                 rows = self._new_rows(sequence, context)
-                if isinstance(rows, Refused):
+                if isinstance(rows, Refusal):
                     sequence = rows
                 elif rows.shape[0]:
                     fresh.append((sequence, rows))
@@ -190,39 +190,41 @@ class Drafter:
                 self.cache.append(sequence, k, v)
         return sequences
 
-    def _open(self, key: SequenceKey, epoch: int) -> CachedSequence | Refused:
+    def _open(self, key: SequenceKey, epoch: int) -> CachedSequence | Refusal:
         sequence = self.cache.open(key, epoch)
         if sequence is None:
-            return Refused(Reason.CACHE_FULL, "every context slot is taken")
+            return Refusal(RefusalReason.CACHE_FULL, "every context slot is taken")
         if epoch < sequence.epoch:
-            return Refused(Reason.INVALID, f"epoch is {epoch}, but the sequence is already at epoch {sequence.epoch}")
+            return Refusal(
+                RefusalReason.INVALID, f"epoch is {epoch}, but the sequence is already at epoch {sequence.epoch}"
+            )
         return sequence
 
-    def _new_rows(self, sequence: CachedSequence, context: ContextRows) -> Tensor | Refused:
+    def _new_rows(self, sequence: CachedSequence, context: ContextRows) -> Tensor | Refusal:
         """The rows that are not cached yet."""
         end = context.start + context.features.shape[0]
         if end > self.cache.max_context:
-            return Refused(Reason.CACHE_FULL, f"rows up to position {end} do not fit {self.cache.max_context}")
+            return Refusal(RefusalReason.CACHE_FULL, f"rows up to position {end} do not fit {self.cache.max_context}")
         if sequence.length == 0 and self.cache.window:  # such layers look at the end of the context only
             sequence.first = sequence.length = context.start
         if context.start > sequence.length:
-            return Refused(
-                Reason.CONTEXT_INCOMPLETE,
+            return Refusal(
+                RefusalReason.CONTEXT_INCOMPLETE,
                 f"rows start at position {context.start}, but the cache holds {sequence.length}",
                 sequence.length,
             )
         return context.features[sequence.length - context.start :]
 
-    def _check(self, step: SequenceStep, sequence: CachedSequence) -> CachedSequence | Refused:
+    def _check(self, step: SequenceStep, sequence: CachedSequence) -> CachedSequence | Refusal:
         if sequence.length > step.base_length:
             message = f"base_length is {step.base_length}, but {sequence.length} rows are committed already"
-            return Refused(Reason.INVALID, message)
+            return Refusal(RefusalReason.INVALID, message)
         if self.cache.has_context(sequence, step.base_length):
             return sequence
         if sequence.length == step.base_length:  # the window's older part is missing: it must come again from the front
             sequence.first = sequence.length = 0
         message = f"base_length is {step.base_length}, but the cache holds {sequence.length} rows"
-        return Refused(Reason.CONTEXT_INCOMPLETE, message, sequence.length)
+        return Refusal(RefusalReason.CONTEXT_INCOMPLETE, message, sequence.length)
 
     def _draft(
         self,
@@ -233,7 +235,9 @@ class Drafter:
         """One pass over the batch, then its trees."""
         if is_late():
             for i, _, _ in batch:
-                outcome.results[i] = Refused(Reason.DEADLINE, "the deadline passed before the draft pass could start")
+                outcome.results[i] = Refusal(
+                    RefusalReason.DEADLINE, "the deadline passed before the draft pass could start"
+                )
             return
         begin = time.perf_counter()
         if self._draft_on_device(batch, outcome):

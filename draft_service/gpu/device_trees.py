@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draft_service.draft.candidates import TreeOptions
-from draftwood.device.pinned_staging import Staging
+from draftwood.device.pinned_staging import PinnedStaging
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 
@@ -52,7 +52,7 @@ class DeviceTrees:
         s, depths, _ = shape
         i32, f32, each, tree = torch.int32, torch.float32, (s,), (s, num_nodes)
         self.kernels = kernels
-        self.settings = Staging(
+        self.settings = PinnedStaging(
             {
                 "seed": (each, torch.int64),
                 "temperature": (each, f32),
@@ -64,7 +64,7 @@ class DeviceTrees:
             },
             device,
         )
-        self.trees = Staging(
+        self.trees = PinnedStaging(
             {
                 "token_ids": (tree, i32),
                 "parents": (tree, i32),

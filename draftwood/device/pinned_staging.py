@@ -12,7 +12,7 @@ from torch import Tensor
 _ALIGNMENT = 16
 
 
-class Staging:
+class PinnedStaging:
     """Several small tensors in one piece of memory, on the host (pinned where there is a GPU) and on the device."""
 
     def __init__(self, parts: dict[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> None:

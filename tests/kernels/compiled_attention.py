@@ -61,7 +61,7 @@ _KV_COMMIT = Entry(
     constants={"B": 8, "N": 64, "HKV": 4, "D": 256, "LONGEST": 16, "PAGE": 64, "BLOCK": 1024},
 )
 _TREE_STRUCTURE = Entry(
-    name="tree_structure",
+    name="tree_metadata",
     kernel="verify_service.kernels.triton.tree_metadata:_walk",
     types=dict[str, str]()
     | dict.fromkeys(("parents", "num_nodes", "base_lengths", "depths", "tree_depth", "block_depth"), "*i32")

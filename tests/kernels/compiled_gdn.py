@@ -47,9 +47,20 @@ RECURRENT_COMMIT = pointers(
 
 def _entries() -> tuple[Entry, ...]:
     """The kernels of Gated DeltaNet layers at served sizes."""
-    conv = {"C": 10240, "TAPS": 4, "NORMED": 32, "HV": 48, "HVP": 64, "BC": 128, "BN": 8}
+    conv = {"C": 10240, "KERNEL_SIZE": 4, "NORMED": 32, "HV": 48, "HVP": 64, "BC": 128, "BN": 8}
     conv |= {"HAS_BIAS": False, "SILU": True, "IS_DELTA": True, "OVERLAPS": True}
-    commit = {"D": 16, "HK": 16, "HV": 48, "K": 128, "V": 128, "C": 10240, "TAPS": 4, "BV": 64, "KC": 32, "BC": 1024}
+    commit = {
+        "D": 16,
+        "HK": 16,
+        "HV": 48,
+        "K": 128,
+        "V": 128,
+        "C": 10240,
+        "KERNEL_SIZE": 4,
+        "BV": 64,
+        "KC": 32,
+        "BC": 1024,
+    }
     verify = GDN | {"V": 128, "BK": 64}
     whole = {"V": 128, "BV": 128, "NORM": True}
     module = f"{KERNELS}.gdn_matrices:gdn_matrices_kernel"
@@ -111,7 +122,7 @@ def _entries() -> tuple[Entry, ...]:
             f"{KERNELS}.recurrent_commit:recurrent_commit_kernel",
             RECURRENT_COMMIT | pointers(i32="conv norms g beta"),
             commit
-            | {"HV": 0, "HK": 1, "K": 16, "V": 16, "BV": 16, "KC": 16, "C": 2048, "TAPS": 3}
+            | {"HV": 0, "HK": 1, "K": 16, "V": 16, "BV": 16, "KC": 16, "C": 2048, "KERNEL_SIZE": 3}
             | {"IS_DELTA": False, "HAS_SNAPSHOTS": False},
             num_warps=1,
         ),

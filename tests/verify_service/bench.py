@@ -1,9 +1,9 @@
-"""A decoder without the engine's thread: the test takes every step itself and looks into the pools."""
+"""A runner without the engine's thread: the test takes every step itself and looks into the pools."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from verify_service.build import build
 from verify_service.cache.pages import SCRATCH_SLOT
 from verify_service.cache.pools import Pools
 from verify_service.core.request import Event, Finished, Request
-from verify_service.core.sequence import Sequence
-from verify_service.cpu.step_inputs import StepInputs, StepRow, derive
-from verify_service.cpu.target import Stash
+from verify_service.core.sequence import SequenceState
+from verify_service.cpu.step_inputs import StepInputs, StepRow, build_step_inputs
+from verify_service.cpu.target import CommitInputs
 from verify_service.kernels.kernel_set import KernelSet
 
 
@@ -40,65 +40,65 @@ def config_of(target: Path | str, **changes: Any) -> VerifyConfig:
 
 
 class Bench:
-    """A built service's decoder, driven step by step."""
+    """A built service's runner, driven step by step."""
 
     def __init__(self, config: VerifyConfig, kernels: KernelSet | None = None) -> None:
         self.service = build(config, kernels=kernels)
         self.engine = self.service.engine
-        self.decoder: Any = self.engine.decoder  # a PassDecoder, or with kernels a GraphDecoder
+        self.runner: Any = self.engine.runner  # a PassRunner, or with kernels a GraphRunner
         self.scheduler = self.engine.scheduler
-        self.pools: Pools = self.decoder.pools
-        self.last_stash: Stash | None = None  # the model's own buffers
+        self.pools: Pools = self.runner.pools
+        self.last_stash: CommitInputs | None = None  # the model's own buffers
         self._next_id = 0
 
     @torch.inference_mode()
-    def begin(self, prompt: Seq[int], new_tokens: int, chunk: int = 64, **settings: Any) -> Sequence:
+    def begin(self, prompt: Sequence[int], new_tokens: int, chunk: int = 64, **settings: Any) -> SequenceState:
         """Admits and prefills a sequence and draws its first token."""
         sequence = self.admit(prompt, new_tokens, **settings)
         while not sequence.is_prefilled:
-            self.decoder.prefill([(sequence, min(chunk, sequence.num_to_prefill))])
-        assert self.decoder.first_token(sequence) is None
+            self.runner.prefill([(sequence, min(chunk, sequence.num_to_prefill))])
+        assert self.runner.first_token(sequence) is None
         return sequence
 
     @torch.inference_mode()
-    def admit(self, prompt: Seq[int], new_tokens: int, **settings: Any) -> Sequence:
+    def admit(self, prompt: Sequence[int], new_tokens: int, **settings: Any) -> SequenceState:
         """Admits a sequence."""
         self._next_id += 1
-        request = Request(request_id="r", prompt=tuple(prompt), max_new_tokens=new_tokens, **settings)
-        sequence = Sequence(self._next_id, request, _drop, time.perf_counter())
+        request = Request(request_id="r", prompt_token_ids=tuple(prompt), max_new_tokens=new_tokens, **settings)
+        sequence = SequenceState(self._next_id, request, _drop, time.perf_counter())
         self.scheduler.enqueue(sequence)
         assert self.scheduler.admit() == [sequence]
-        self.decoder.admit(sequence)
+        self.runner.admit(sequence)
         return sequence
 
     @torch.inference_mode()
-    def step(self, batch: Seq[Sequence], trees: dict[int, DraftTree]) -> list[Finished]:
+    def step(self, batch: Sequence[SequenceState], trees: dict[int, DraftTree]) -> list[Finished]:
         """One step with the given trees by sequence id."""
         drafter: Any = ScriptedDrafter(lambda s: trees.get(s.sequence_id))
-        return [end for _, end in self.decoder.step(batch, drafter)]
+        return [end for _, end in self.runner.step(batch, drafter)]
 
     @torch.inference_mode()
-    def decode(self, sequence: Sequence, base_length: int) -> None:
+    def decode(self, sequence: SequenceState, base_length: int) -> None:
         """One token at a time until `base_length` tokens are committed."""
         while sequence.base_length < base_length:
             assert self.step([sequence], {}) == []
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self, sequence: SequenceState) -> None:
         """Frees a sequence."""
         self.scheduler.remove(sequence)
 
-    def derive(self, rows: Seq[StepRow]) -> StepInputs:
+    def build_step_inputs(self, rows: Sequence[StepRow]) -> StepInputs:
         """Inputs of a pass over the rows."""
-        return derive(rows, taps=self.decoder.model.spec.taps, scratch_slot=SCRATCH_SLOT)
+        return build_step_inputs(rows, kernel_size=self.runner.model.spec.conv_kernel_size, scratch_slot=SCRATCH_SLOT)
 
     @torch.inference_mode()
-    def record(self, sequence: Sequence, tree: DraftTree) -> Stash:
+    def record(self, sequence: SequenceState, tree: DraftTree) -> CommitInputs:
         """What a pass over the tree would commit, for one sequence; nothing is committed."""
         row = StepRow(tree, sequence.base_length, sequence.slots, sequence.state_slot)
-        stash = self.last_stash = self.decoder.model.run(self.derive([row]), self.pools).stash
-        return Stash(**{name: buffer.clone() for name, buffer in buffers(stash).items()})
+        commit_inputs = self.last_stash = self.runner.model.run(self.build_step_inputs([row]), self.pools).commit_inputs
+        return CommitInputs(**{name: buffer.clone() for name, buffer in buffers(commit_inputs).items()})
 
-    def committed(self, sequence: Sequence) -> dict[str, Tensor]:
+    def committed(self, sequence: SequenceState) -> dict[str, Tensor]:
         """Copies of everything that is committed of a sequence, by name."""
         rows = torch.from_numpy(sequence.slots[: sequence.base_length])
         return {
@@ -110,9 +110,9 @@ class Bench:
         }
 
 
-def buffers(stash: Stash) -> dict[str, Tensor]:
+def buffers(commit_inputs: CommitInputs) -> dict[str, Tensor]:
     """The buffers by name."""
-    return {spec.name: getattr(stash, spec.name) for spec in fields(stash)}
+    return {spec.name: getattr(commit_inputs, spec.name) for spec in fields(commit_inputs)}
 
 
 def _drop(event: Event) -> None:

@@ -13,9 +13,9 @@ from draftwood.v1 import draft_pb2
 from tests.verify_service.fake_drafter import Answer, FakeDrafter
 from verify_service.cache.pools import Pools
 from verify_service.core.request import Request
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 from verify_service.draft.client import DraftClient, Expected
-from verify_service.draft.coordinator import Drafter, Drafts
+from verify_service.draft.coordinator import DraftCoordinator, Drafts
 
 EXPECTED = Expected(
     target_layer_ids=(1, 4), hidden_size=6, vocab_size=100, tokenizer_hash="aa", projection_checksum="bb"
@@ -32,21 +32,21 @@ class Rig:
         rows = torch.randn(num_rows, 6, generator=torch.Generator().manual_seed(0))
         none = torch.zeros(0)
         self.pools = Pools(keys=none, values=none, features=rows, states=none, windows=none)
-        self.drafter = Drafter(self.client, self.pools, timeout_s=timeout_s)
+        self.coordinator = DraftCoordinator(self.client, self.pools, timeout_s=timeout_s)
         self.client.start()
         assert self.client.settled.wait(PATIENCE_S)
 
-    def sequence(self, sequence_id: int = 1, base_length: int = 5, **settings: Any) -> Sequence:
+    def sequence(self, sequence_id: int = 1, base_length: int = 5, **settings: Any) -> SequenceState:
         """A sequence in the middle of its answer, its rows in odd places of the pool."""
         values: dict[str, Any] = {"algorithm": "ddtree", "tree_budget": 7, "width_cap": 4, "max_new_tokens": 50}
-        request = Request(request_id="r", prompt=tuple(range(20, 20 + base_length)), **(values | settings))
-        sequence = Sequence(sequence_id, request, lambda _: None, 0.0)
+        request = Request(request_id="r", prompt_token_ids=tuple(range(20, 20 + base_length)), **(values | settings))
+        sequence = SequenceState(sequence_id, request, lambda _: None, 0.0)
         num_rows = self.pools.features.shape[0]
         sequence.slots = np.arange(num_rows, dtype=np.int64)[::-1].copy()
         sequence.base_length, sequence.answer = base_length, [42]
         return sequence
 
-    def commit(self, sequence: Sequence, *tokens: int) -> None:
+    def commit(self, sequence: SequenceState, *tokens: int) -> None:
         """Commits the root and all tokens but the last, the new root."""
         sequence.answer += tokens
         sequence.base_length += len(tokens)
@@ -55,7 +55,7 @@ class Rig:
         """The next message that the drafter got."""
         return self.fake.requests.get(timeout=PATIENCE_S)
 
-    def check_context(self, sequence: Sequence) -> None:
+    def check_context(self, sequence: SequenceState) -> None:
         """The drafter holds the sequence's committed tokens with their own feature rows."""
         tokens = [sequence.token_at(i) for i in range(sequence.base_length)]
         rows = self.pools.features[torch.from_numpy(sequence.slots[: sequence.base_length])]
@@ -86,8 +86,8 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come")
 
 
-def draft_until(rig: Rig, sequences: list[Sequence], done: Callable[[Drafts], bool]) -> Drafts:
+def draft_until(rig: Rig, sequences: list[SequenceState], done: Callable[[Drafts], bool]) -> Drafts:
     """Steps until an outcome that another thread has a part in."""
     drafts: list[Drafts] = []
-    until(lambda: done(drafts.append(rig.drafter.draft(sequences)) or drafts[-1]))
+    until(lambda: done(drafts.append(rig.coordinator.draft(sequences)) or drafts[-1]))
     return drafts[-1]

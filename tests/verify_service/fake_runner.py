@@ -1,4 +1,4 @@
-"""A decoder without a model, on a clock of its own: every pass takes as long as the test says, and is written down.
+"""A runner without a model, on a clock of its own: every pass takes as long as the test says, and is written down.
 
 The engine runs as it is, on its thread; what a test does while it runs, it does from within a step.
 """
@@ -6,15 +6,14 @@ The engine runs as it is, on its thread; what a test does while it runs, it does
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from tests.verify_service.harness import Answer, ScriptedDrafter, collect
 from verify_service.cache.pages import PageAllocator, SlotAllocator
 from verify_service.core.accept import Finish
 from verify_service.core.request import Event, Failed, Finished, Request, Started, Tokens
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 from verify_service.engine.engine import Engine
 from verify_service.engine.scheduler import Scheduler
 
@@ -30,22 +29,22 @@ class FakeDecoder:
         self.passes: list[Pass] = []
         self.on_pass: Callable[[Pass], None] = lambda _: None
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit(self, sequence: SequenceState) -> None:
         sequence.admitted_at = 1.0
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: SequenceState) -> None:
         pass
 
-    def prefill(self, parts: Seq[tuple[Sequence, int]]) -> None:
+    def prefill(self, parts: Sequence[tuple[SequenceState, int]]) -> None:
         self._take(self.prefill_s, ("prefill", [(s.request.request_id, length) for s, length in parts]))
         for sequence, length in parts:
             sequence.base_length += length
 
-    def first_token(self, sequence: Sequence) -> Finished | None:
+    def first_token(self, sequence: SequenceState) -> Finished | None:
         sequence.emit(Started())
         return self._grow(sequence)
 
-    def step(self, batch: Seq[Sequence], _: object) -> list[tuple[Sequence, Finished]]:
+    def step(self, batch: Sequence[SequenceState], _: object) -> list[tuple[SequenceState, Finished]]:
         self._take(self.step_s, ("step", [(s.request.request_id, 1) for s in batch]))
         ends = [(sequence, self._grow(sequence)) for sequence in batch]
         return [(sequence, end) for sequence, end in ends if end is not None]
@@ -55,7 +54,7 @@ class FakeDecoder:
         self.passes.append(done)
         self.on_pass(done)
 
-    def _grow(self, sequence: Sequence) -> Finished | None:
+    def _grow(self, sequence: SequenceState) -> Finished | None:
         sequence.answer.append(7)
         sequence.base_length += len(sequence.answer) > 1
         sequence.emit(Tokens((7,)))
@@ -63,7 +62,7 @@ class FakeDecoder:
 
 
 class Loop:
-    """An engine over a fake decoder."""
+    """An engine over a fake runner."""
 
     def __init__(
         self,
@@ -75,16 +74,16 @@ class Loop:
         num_pages: int = 1000,
         prefill_tokens: int = 256,
     ) -> None:
-        self.decoder = FakeDecoder(prefill_s=prefill_s, step_s=step_s)
+        self.runner = FakeDecoder(prefill_s=prefill_s, step_s=step_s)
         pages, slots = PageAllocator(num_pages, 16), SlotAllocator(max_batch)
         scheduler = Scheduler(pages, slots, max_batch=max_batch, max_queue=max_queue)
-        self.drafter = ScriptedDrafter(lambda _: None)
+        self.coordinator = ScriptedDrafter(lambda _: None)
         self.engine = Engine(
-            cast("Any", self.decoder),
+            cast("Any", self.runner),
             scheduler,
-            cast("Any", self.drafter),
+            cast("Any", self.coordinator),
             prefill_tokens=prefill_tokens,
-            clock=lambda: self.decoder.now,
+            clock=lambda: self.runner.now,
         )
         self.ids: dict[str, int] = {}
         self._events: dict[str, queue.SimpleQueue[Event]] = {}
@@ -93,7 +92,7 @@ class Loop:
         self, name: str, prompt: int = 4, new_tokens: int = 4, *, client: str = "", timeout_s: float | None = None
     ) -> None:
         """A request by name; on the engine's thread it is taken before the next turn."""
-        request = Request(request_id=name, prompt=(1,) * prompt, max_new_tokens=new_tokens, client=client)
+        request = Request(request_id=name, prompt_token_ids=(1,) * prompt, max_new_tokens=new_tokens, client=client)
         self._events[name] = queue.SimpleQueue()
         self.ids[name] = self.engine.submit(request, self._events[name].put, timeout_s=timeout_s)
 
@@ -114,18 +113,18 @@ class Loop:
 
     def passes_of(self, name: str) -> list[int]:
         """Numbers of the passes that a request took part in."""
-        return [i for i, (_, parts) in enumerate(self.decoder.passes) if name in dict(parts)]
+        return [i for i, (_, parts) in enumerate(self.runner.passes) if name in dict(parts)]
 
     def on_pass(self, number: int, action: Callable[[], object]) -> None:
         """Does something within a pass, counted from 0."""
-        before = self.decoder.on_pass
+        before = self.runner.on_pass
 
         def act(done: Pass) -> None:
             before(done)
-            if len(self.decoder.passes) == number + 1:
+            if len(self.runner.passes) == number + 1:
                 action()
 
-        self.decoder.on_pass = act
+        self.runner.on_pass = act
 
     def stop(self) -> None:
         """Ends the loop; nothing is held."""

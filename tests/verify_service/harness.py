@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import queue
 import random
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from draftwood.config import VerifyConfig
 from draftwood.tree import DraftTree
 from verify_service.build import build
 from verify_service.core.request import Event, Failed, Finished, Request, Started, Stats, TokenLogProbs, Tokens, Trace
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 from verify_service.draft.coordinator import Drafts
 from verify_service.engine.engine import Engine
 
-Propose = Callable[[Sequence], DraftTree | None]
+Propose = Callable[[SequenceState], DraftTree | None]
 
 
 class ScriptedDrafter:
@@ -27,12 +26,12 @@ class ScriptedDrafter:
         self.closed: list[int] = []  # what a drafter would know of
         self._ended: list[int] = []
 
-    def draft(self, sequences: Seq[Sequence], traceparent: str = "") -> Drafts:
+    def draft(self, sequences: Sequence[SequenceState], traceparent: str = "") -> Drafts:
         self.flush()
         proposed = ((s, self.propose(s)) for s in sequences if s.wants_draft)
         return Drafts({s.sequence_id: tree for s, tree in proposed if tree is not None}, 0.0, 0.0)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: SequenceState) -> None:
         self._ended.append(sequence.sequence_id)
 
     def flush(self) -> None:
@@ -59,7 +58,7 @@ class Answer:
 def start_engine(config: VerifyConfig, propose: Propose = lambda _: None) -> Engine:
     """An engine of the given configuration, running, with a scripted drafter."""
     engine = build(config).engine
-    engine.drafter = ScriptedDrafter(propose)  # pyright: ignore[reportAttributeAccessIssue]
+    engine.coordinator = ScriptedDrafter(propose)  # pyright: ignore[reportAttributeAccessIssue]
     engine.start()
     return engine
 
@@ -81,7 +80,7 @@ def collect(events: queue.SimpleQueue[Event]) -> Answer:
     return answer
 
 
-def run_all(engine: Engine, requests: Seq[Request]) -> list[Answer]:
+def run_all(engine: Engine, requests: Sequence[Request]) -> list[Answer]:
     """Decodes the requests together."""
     queues: list[queue.SimpleQueue[Event]] = []
     for request in requests:
@@ -92,7 +91,7 @@ def run_all(engine: Engine, requests: Seq[Request]) -> list[Answer]:
 
 
 def oracle_tree(
-    rng: random.Random, root: int, truth: Seq[int], vocab_size: int, *, depth: int, budget: int
+    rng: random.Random, root: int, truth: Sequence[int], vocab_size: int, *, depth: int, budget: int
 ) -> DraftTree:
     """A random tree that holds the first tokens of `truth` as one of its paths, wrong siblings everywhere, in shuffled
     (but topological) order."""

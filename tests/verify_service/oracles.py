@@ -21,13 +21,13 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 
 
 def masks(trees: Sequence[Sequence[int]], num_nodes: int) -> tuple[Tensor, Tensor]:
-    """`inclusive` and `off_path` [B, N, N] of the trees, nodes beyond a tree seeing only themselves."""
-    inclusive = torch.zeros(len(trees), num_nodes, num_nodes)
+    """`ancestor_mask` and `ancestor_bias` [B, N, N] of the trees, nodes beyond a tree seeing only themselves."""
+    ancestor_mask = torch.zeros(len(trees), num_nodes, num_nodes)
     for b, parents in enumerate(trees):
         for i in range(num_nodes):
             seen = path_to(parents, i) if i < len(parents) else [i]
-            inclusive[b, i, seen] = 1.0
-    return inclusive, torch.zeros_like(inclusive).masked_fill_(inclusive == 0, -torch.inf)
+            ancestor_mask[b, i, seen] = 1.0
+    return ancestor_mask, torch.zeros_like(ancestor_mask).masked_fill_(ancestor_mask == 0, -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)

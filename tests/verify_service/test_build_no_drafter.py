@@ -17,7 +17,7 @@ from tests.verify_service.models import save_tiny
 from verify_service.api.codec import request_from_wire
 from verify_service.api.servicer import VerifyServicer
 from verify_service.build import Service, build
-from verify_service.gpu.runner import GraphDecoder
+from verify_service.gpu.runner import GraphRunner
 from verify_service.kernels.reference.kernel_set import PLAIN
 from verify_service.telemetry.metrics import Telemetry
 from verify_service.warmup import warm_up
@@ -58,6 +58,6 @@ def test_only_steps_that_may_come_are_prepared(service: Service, tmp_path: Path,
     if is_drafted:
         graphed = replace(graphed, defaults=replace(graphed.defaults, is_drafted=True))
     warm_up(graphed, compile_steps=False)
-    decoder = graphed.engine.decoder
-    assert isinstance(decoder, GraphDecoder)
-    assert {n for kind, _, n in decoder._programs if kind == "step"} == ({1, 8, 16} if is_drafted else {1})
+    runner = graphed.engine.runner
+    assert isinstance(runner, GraphRunner)
+    assert {n for kind, _, n in runner._programs if kind == "step"} == ({1, 8, 16} if is_drafted else {1})

@@ -24,7 +24,7 @@ QWEN_27B = {
 
 def test_a_plan_is_what_the_service_allocates() -> None:
     config = VerifyConfig(drafter="none", compile=False, max_batch=3, max_context=100, page_size=8)
-    sizes, pools = plan(config), build(config).engine.decoder.pools
+    sizes, pools = plan(config), build(config).engine.runner.pools
     assert sizes["KV pages"] == pools.keys.nbytes + pools.values.nbytes
     assert sizes["recurrent states"] == pools.states.nbytes + pools.windows.nbytes
     assert sizes["feature rows"] == pools.features.nbytes > 0

@@ -12,8 +12,8 @@ from draftwood.device.layers import PackedLinear
 from tests.verify_service.bench import config_of
 from tests.verify_service.models import save_tiny
 from verify_service.build import build
-from verify_service.cpu.step_inputs import padded
-from verify_service.engine.scheduler import PREFILL_CHUNK
+from verify_service.core.sequence import PREFILL_CHUNK
+from verify_service.model.shapes import padded
 from verify_service.warmup import WARM_ROWS, shapes_by_rows, warm_up
 
 

@@ -44,7 +44,7 @@ def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, p
     stop = frozenset(message.stop_token_ids)
     return Request(
         request_id=message.request_id or new_request_id(),
-        prompt=prompt,
+        prompt_token_ids=prompt,
         max_new_tokens=message.max_new_tokens if has("max_new_tokens") else room,
         min_new_tokens=message.min_new_tokens,
         sampling=sampling_from_wire(message.sampling, seed=new_seed(), vocab_size=defaults.limits.vocab_size),

@@ -9,7 +9,7 @@ from draftwood.errors import DraftwoodError
 from verify_service.core.request import Finished, Request
 
 
-class RequestWatch:
+class RequestHooks:
     """Of one call, on the event loop; this one does not care."""
 
     def received(self, request: Request) -> Request:

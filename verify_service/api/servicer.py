@@ -15,7 +15,7 @@ from draftwood.rpc.wire import ALGORITHM_TO_WIRE
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.api.codec import finished_to_wire, request_from_wire, started_to_wire, tokens_to_wire
 from verify_service.api.defaults import Defaults
-from verify_service.api.request_hooks import RequestWatch
+from verify_service.api.request_hooks import RequestHooks
 from verify_service.core.request import Event, Failed, Finished, Request, Started, Tokens, check_request
 from verify_service.draft.client import DraftClient
 from verify_service.engine.engine import Engine
@@ -38,7 +38,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         client: DraftClient | None,
         defaults: Defaults,
         facts: TargetFacts,
-        watch: Callable[[], RequestWatch] = RequestWatch,
+        watch: Callable[[], RequestHooks] = RequestHooks,
     ) -> None:
         self.engine, self.client, self.defaults, self.facts = engine, client, defaults, facts
         self.watch = watch  # makes one for each Generate call
@@ -82,7 +82,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             drafter_status=self.drafter_status,
             rejected_trees=client.rejected_trees if client is not None else 0,
             stale_trees=client.stale_trees if client is not None else 0,
-            fallback_steps=self.engine.decoder.observer.totals.fallback_steps,
+            fallback_steps=self.engine.runner.observer.totals.fallback_steps,
             steps=counters.steps,
             peak_memory_bytes=peak_memory_bytes(),
         )
@@ -107,7 +107,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self,
         request: Request,
         context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
-        watch: RequestWatch,
+        watch: RequestHooks,
     ) -> None:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 

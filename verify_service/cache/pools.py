@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify_service.model.spec import NO_RECURRENCE, TargetSpec
+from verify_service.core.target_spec import NO_RECURRENCE, TargetSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Pools:
     values: Tensor  # [A, HKV, S, D]
     features: Tensor  # [S, F] projected feature rows; F is 0 without a draft model
     states: Tensor  # [R, T, HV, V, K] float32; nothing for short convolutions
-    windows: Tensor  # [R, T, taps - 1, C], newest last
+    windows: Tensor  # [R, T, kernel_size - 1, C], newest last
 
     def sizes(self) -> dict[str, int]:
         """Bytes by what they hold."""
@@ -41,7 +41,7 @@ def allocate_pools(
         values=torch.zeros(attention, device=device, dtype=dtype),
         features=torch.zeros(num_slots, feature_size, device=device, dtype=dtype),
         states=torch.zeros(state, device=device),
-        windows=torch.zeros(layers, num_states, shape.taps - 1, shape.channels, device=device, dtype=dtype),
+        windows=torch.zeros(layers, num_states, shape.conv_kernel_size - 1, shape.channels, device=device, dtype=dtype),
     )
 
 

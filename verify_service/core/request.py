@@ -29,7 +29,7 @@ class Request:
     """One prompt to decode, every default resolved."""
 
     request_id: str
-    prompt: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
     max_new_tokens: int
     min_new_tokens: int = 0
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -58,14 +58,14 @@ def new_seed() -> int:
 
 def check_request(request: Request, limits: Limits) -> None:
     """Raises InvalidRequestError or ContextLengthError naming the field and the value."""
-    if not request.prompt:
+    if not request.prompt_token_ids:
         raise InvalidRequestError("prompt_token_ids is empty; at least one token is needed", field="prompt_token_ids")
-    for i, token in enumerate(request.prompt):
+    for i, token in enumerate(request.prompt_token_ids):
         if not 0 <= token < limits.vocab_size:
             raise InvalidRequestError(
                 f"prompt_token_ids[{i}] is {token}, not in [0, {limits.vocab_size})", field="prompt_token_ids"
             )
-    length = len(request.prompt)
+    length = len(request.prompt_token_ids)
     check_prompt_length(length, limits)
     _check("max_new_tokens", request.max_new_tokens, 1, 2**31)
     if length + request.max_new_tokens > limits.max_context:

@@ -13,9 +13,11 @@ from draftwood.errors import DraftwoodError
 from draftwood.sampling import TokenCounts
 from verify_service.core.request import Event, Request, Stats, TokenLogProbs
 
+PREFILL_CHUNK = 64  # tokens of one prompt in one pass at most, unless the runner takes more
+
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class SequenceState:
     """Owned by the engine's thread. Only a commit changes `base_length` and what lies below it."""
 
     sequence_id: int
@@ -54,12 +56,12 @@ class Sequence:
     @property
     def is_prefilled(self) -> bool:
         """Whether the whole prompt is committed."""
-        return self.base_length >= len(self.request.prompt)
+        return self.base_length >= len(self.request.prompt_token_ids)
 
     @property
     def num_to_prefill(self) -> int:
         """Tokens of the prompt that are not committed."""
-        return len(self.request.prompt) - self.base_length
+        return len(self.request.prompt_token_ids) - self.base_length
 
     @property
     def num_remaining(self) -> int:
@@ -73,9 +75,9 @@ class Sequence:
 
     def token_at(self, position: int) -> int:
         """The token at an absolute position."""
-        prompt = self.request.prompt
+        prompt = self.request.prompt_token_ids
         return prompt[position] if position < len(prompt) else self.answer[position - len(prompt)]
 
     def counts(self, path_tokens: list[int]) -> TokenCounts:
         """What penalties count at a node whose path, root left out, carries `path_tokens`."""
-        return TokenCounts(frozenset(self.request.prompt), Counter([*self.answer, *path_tokens]))
+        return TokenCounts(frozenset(self.request.prompt_token_ids), Counter([*self.answer, *path_tokens]))

@@ -54,7 +54,7 @@ def attend(
         attention.value_pool,
         step.prefix_slots,
         step.prefix_bias,
-        step.off_path,
+        step.ancestor_bias,
         step.positions,
         scaling if scaling is not None else query.shape[-1] ** -0.5,
         sliding_window,

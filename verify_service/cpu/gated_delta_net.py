@@ -30,9 +30,9 @@ def _split_qwen3_next(mixer: Any) -> tuple[Tensor, ...]:
 
 
 class TreeGatedDeltaNet(nn.Module):
-    """Takes the place of `layer.linear_attn`; called by transformers' decoder layer."""
+    """Takes the place of `layer.linear_attn`; called by transformers' runner layer."""
 
-    conv_weight: Tensor  # [taps, C] float32
+    conv_weight: Tensor  # [kernel_size, C] float32
     decay: Tensor  # [HV] float32
     dt_bias: Tensor  # [HV] float32
     norm_weight: Tensor  # [V]
@@ -75,7 +75,7 @@ class TreeGatedDeltaNet(nn.Module):
         beta = beta.sigmoid().float()
         g = self.decay * F.softplus(a.float() + self.dt_bias)
         state = recurrent.states.index_select(0, step.state_slots)
-        out = gdn_verify(q, k, v, g, beta, state, step.inclusive, step.off_path)
+        out = gdn_verify(q, k, v, g, beta, state, step.ancestor_mask, step.ancestor_bias)
         recurrent.inputs.copy_(inputs)
         recurrent.k.copy_(k)
         recurrent.v.copy_(v)

@@ -48,9 +48,9 @@ class GatedNorm(nn.Module):
 
 
 class TreeMamba2(nn.Module):
-    """Takes the place of `layer.mamba` or `layer.mixer`; called by transformers' decoder layer."""
+    """Takes the place of `layer.mamba` or `layer.mixer`; called by transformers' runner layer."""
 
-    conv_weight: Tensor  # [taps, C] float32
+    conv_weight: Tensor  # [kernel_size, C] float32
     conv_bias: Tensor | None  # [C] float32
     decay: Tensor  # [HV] float32
     dt_bias: Tensor  # [HV]
@@ -106,7 +106,7 @@ class TreeMamba2(nn.Module):
         dt = dt.float()
         g = self.decay * dt
         state = recurrent.states.index_select(0, step.state_slots)
-        out = mamba2_verify(queries, keys, x, g, dt, state, step.inclusive, step.off_path) + self.skip * x
+        out = mamba2_verify(queries, keys, x, g, dt, state, step.ancestor_mask, step.ancestor_bias) + self.skip * x
         recurrent.inputs.copy_(inputs)
         recurrent.k.copy_(keys)
         recurrent.v.copy_(x)

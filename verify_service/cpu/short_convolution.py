@@ -17,7 +17,7 @@ MIXERS = frozenset({"Lfm2ShortConv"})
 class TreeShortConv(nn.Module):
     """Takes the place of `layer.conv`: out(C * conv(B * x)), no activation."""
 
-    conv_weight: Tensor  # [taps, C] float32
+    conv_weight: Tensor  # [kernel_size, C] float32
     conv_bias: Tensor | None  # [C] float32
 
     def __init__(self, mixer: Any) -> None:

@@ -12,7 +12,7 @@ class RecurrentView:
     """One layer's committed state and where the pass leaves what a commit needs."""
 
     states: Tensor  # [T, HV, V, K] float32
-    windows: Tensor  # [T, taps - 1, C]
+    windows: Tensor  # [T, kernel_size - 1, C]
     inputs: Tensor  # [B, N, C], written
     k: Tensor  # [B, N, HK, K] float32, written
     v: Tensor  # [B, N, HV, V] float32, written
@@ -28,7 +28,7 @@ class RecurrentView:
 class WindowView:
     """The same of a layer whose only memory is its convolution's window."""
 
-    windows: Tensor  # [T, taps - 1, C]
+    windows: Tensor  # [T, kernel_size - 1, C]
     inputs: Tensor  # [B, N, C], written
 
     def varying(self) -> list[tuple[Tensor, list[int]]]:

@@ -19,8 +19,8 @@ from draftwood.rpc.wire import tree_from_wire
 from draftwood.security.security import OPEN, Security
 from draftwood.tree import DraftTree
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
-from verify_service.draft.stream import DraftLink
-from verify_service.draft.types import DraftAnswer, DrafterFacts, DraftJob, DraftOutcome, Refused
+from verify_service.draft.stream import DraftStream
+from verify_service.draft.types import DraftAnswer, DrafterFacts, DraftJob, DraftOutcome, RefusalReason
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ HANDSHAKE_TIMEOUT_S = 5.0
 MIN_BACKOFF_S, MAX_BACKOFF_S, HOPELESS_BACKOFF_S = 0.1, 2.0, 5.0
 
 _REFUSALS = {
-    draft_pb2.REFUSAL_REASON_CACHE_FULL: Refused.CACHE_FULL,
-    draft_pb2.REFUSAL_REASON_CONTEXT_INCOMPLETE: Refused.CONTEXT_INCOMPLETE,
-    draft_pb2.REFUSAL_REASON_UNSUPPORTED: Refused.UNSUPPORTED,
-    draft_pb2.REFUSAL_REASON_DEADLINE: Refused.DEADLINE,
-    draft_pb2.REFUSAL_REASON_INVALID: Refused.INVALID,
+    draft_pb2.REFUSAL_REASON_CACHE_FULL: RefusalReason.CACHE_FULL,
+    draft_pb2.REFUSAL_REASON_CONTEXT_INCOMPLETE: RefusalReason.CONTEXT_INCOMPLETE,
+    draft_pb2.REFUSAL_REASON_UNSUPPORTED: RefusalReason.UNSUPPORTED,
+    draft_pb2.REFUSAL_REASON_DEADLINE: RefusalReason.DEADLINE,
+    draft_pb2.REFUSAL_REASON_INVALID: RefusalReason.INVALID,
 }
 
 
@@ -73,7 +73,7 @@ class DraftClient:
         self.address, self.expected, self._security = address, expected, security
         self.status = "absent"
         self.mismatch: str | None = None
-        self.link: DraftLink | None = None
+        self.link: DraftStream | None = None
         self.rejected_trees = 0
         self._mismatched_trees = self._late_trees = 0  # each of a thread's own: the engine's, the supervising one
         self._next_link_id = 0
@@ -138,13 +138,13 @@ class DraftClient:
             log.log(level, "drafter at %s: %s", self.address, status)
         self.status = status
 
-    def _connect(self, channel: grpc.Channel) -> DraftLink:
+    def _connect(self, channel: grpc.Channel) -> DraftStream:
         response = draft_pb2_grpc.DraftServiceStub(channel).GetDraftModel(
             draft_pb2.GetDraftModelRequest(), timeout=HANDSHAKE_TIMEOUT_S, wait_for_ready=False
         )
         facts = check_handshake(self.expected, response.model)
         self._next_link_id += 1
-        return DraftLink(self._next_link_id, facts, channel, self._count_late)
+        return DraftStream(self._next_link_id, facts, channel, self._count_late)
 
     def read_answer(self, response: draft_pb2.DraftResponse, jobs: Sequence[DraftJob], max_depth: int) -> DraftAnswer:
         """Checks the trees of an answer; what is malformed or stale is counted and left out."""
@@ -157,13 +157,13 @@ class DraftClient:
                 continue
             outcomes[job.sequence_id] = self._read_result(result, job, max_depth)
         for job in jobs:
-            outcomes.setdefault(job.sequence_id, DraftOutcome(None, Refused.STALE))
+            outcomes.setdefault(job.sequence_id, DraftOutcome(None, RefusalReason.STALE))
         return DraftAnswer(outcomes, response.busy_us / 1e6)
 
     def _read_result(self, result: draft_pb2.DraftResult, job: DraftJob, max_depth: int) -> DraftOutcome:
         if result.WhichOneof("outcome") != "tree":
             refusal = result.refusal
-            reason = _REFUSALS.get(refusal.reason, Refused.INVALID)
+            reason = _REFUSALS.get(refusal.reason, RefusalReason.INVALID)
             return DraftOutcome(None, reason, refusal.message, refusal.context_length)
         try:
             tree: DraftTree = tree_from_wire(
@@ -176,7 +176,7 @@ class DraftClient:
         except MalformedTreeError as error:
             self.rejected_trees += 1
             log.warning("rejected a tree: %s", error.message)
-            return DraftOutcome(None, Refused.MALFORMED, error.message)
+            return DraftOutcome(None, RefusalReason.MALFORMED, error.message)
         return DraftOutcome(tree)
 
 

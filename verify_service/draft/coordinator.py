@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,10 +13,10 @@ import torch
 from draftwood.tree import MAX_TREE_BUDGET, DraftTree
 from verify_service.cache.pools import Pools
 from verify_service.core.request import Request
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 from verify_service.draft.client import DraftClient
-from verify_service.draft.stream import DraftLink
-from verify_service.draft.types import ContextRows, DraftJob, DraftOutcome, Fallback, Refused
+from verify_service.draft.stream import DraftStream
+from verify_service.draft.types import ContextRows, DraftJob, DraftOutcome, Fallback, RefusalReason
 
 log = logging.getLogger(__name__)
 
@@ -37,23 +37,23 @@ class Drafts:
 NO_DRAFTS = Drafts({}, 0.0)
 
 
-class Drafter:
+class DraftCoordinator:
     """Used by the engine's thread only."""
 
     def __init__(self, client: DraftClient | None, pools: Pools, *, timeout_s: float) -> None:
         self.client, self.pools, self.timeout_s = client, pools, timeout_s
         self._closed: list[int] = []
         # Since the start, by cause: steps of sequences that had to do without a draft, trees that were refused.
-        self.fallbacks: dict[Fallback | Refused, int] = dict.fromkeys((*Fallback, *Refused), 0)
-        self.refused_trees: dict[Refused, int] = dict.fromkeys(Refused, 0)
+        self.fallbacks: dict[Fallback | RefusalReason, int] = dict.fromkeys((*Fallback, *RefusalReason), 0)
+        self.refused_trees: dict[RefusalReason, int] = dict.fromkeys(RefusalReason, 0)
 
     @property
-    def link(self) -> DraftLink | None:
+    def link(self) -> DraftStream | None:
         """The open stream, if there is one."""
         link = self.client.link if self.client is not None else None
         return link if link is not None and not link.is_broken else None
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: SequenceState) -> None:
         """Frees what the drafter holds for an ended sequence, with the next message."""
         link = self.link
         if link is not None and sequence.link_id == link.link_id:
@@ -68,11 +68,11 @@ class Drafter:
         elif self._closed:
             link.send((), self._take_closed(), 0.0)
 
-    def draft(self, sequences: Seq[Sequence], traceparent: str = "") -> Drafts:
+    def draft(self, sequences: Sequence[SequenceState], traceparent: str = "") -> Drafts:
         """One exchange for the batch; whatever fails leaves sequences without a tree. The drafter's span belongs to
         `traceparent`."""
         wanting = [s for s in sequences if s.wants_draft]
-        causes: dict[int, Fallback | Refused] = {}
+        causes: dict[int, Fallback | RefusalReason] = {}
         drafts = self._exchange(wanting, traceparent, causes)
         for s in wanting:
             tree = drafts.trees.get(s.sequence_id)
@@ -80,7 +80,9 @@ class Drafter:
                 self.fallbacks[causes.get(s.sequence_id, Fallback.EMPTY)] += 1
         return drafts
 
-    def _exchange(self, wanting: Seq[Sequence], traceparent: str, causes: dict[int, Fallback | Refused]) -> Drafts:
+    def _exchange(
+        self, wanting: Sequence[SequenceState], traceparent: str, causes: dict[int, Fallback | RefusalReason]
+    ) -> Drafts:
         """Writes into `causes` why sequences get no tree."""
 
         def none_for(cause: Fallback) -> None:
@@ -121,7 +123,9 @@ class Drafter:
         closed, self._closed = self._closed, []
         return closed
 
-    def _job(self, sequence: Sequence, link: DraftLink, causes: dict[int, Fallback | Refused]) -> DraftJob | None:
+    def _job(
+        self, sequence: SequenceState, link: DraftStream, causes: dict[int, Fallback | RefusalReason]
+    ) -> DraftJob | None:
         """What the drafter must be told; None where the sequence cannot be drafted for now, its cause written down."""
         if sequence.link_id != link.link_id:  # a new stream knows nothing of it
             sequence.link_id, sequence.is_draftable = link.link_id, True
@@ -156,14 +160,14 @@ class Drafter:
             sampling=request.sampling,
         )
 
-    def _prefill(self, sequence: Sequence, link: DraftLink, start: int, row_bytes: int) -> None:
+    def _prefill(self, sequence: SequenceState, link: DraftStream, start: int, row_bytes: int) -> None:
         per_chunk = max(MAX_CHUNK_BYTES // row_bytes, 1)
         edges = [*range(start, sequence.base_length, per_chunk), sequence.base_length]
         chunks = [self._rows(sequence, a, b) for a, b in pairwise(edges)]
         link.prefill(sequence.sequence_id, sequence.epoch, chunks, sequence.request.traceparent)
         sequence.rows_sent = sequence.base_length
 
-    def _rows(self, sequence: Sequence, start: int, end: int) -> ContextRows:
+    def _rows(self, sequence: SequenceState, start: int, end: int) -> ContextRows:
         features = self.pools.features[torch.from_numpy(sequence.slots[start:end])].cpu()
         if features.dtype == torch.float16:
             features = features.float()
@@ -174,19 +178,19 @@ class Drafter:
             is_bfloat16=features.dtype == torch.bfloat16,
         )
 
-    def _note(self, sequence: Sequence, outcome: DraftOutcome) -> None:
+    def _note(self, sequence: SequenceState, outcome: DraftOutcome) -> None:
         """What an outcome says about the drafter's context cache."""
-        if outcome.refused not in (None, Refused.STALE):  # the client counts those
+        if outcome.refused not in (None, RefusalReason.STALE):  # the client counts those
             self.refused_trees[outcome.refused] += 1
         match outcome.refused:
-            case None | Refused.MALFORMED:
+            case None | RefusalReason.MALFORMED:
                 sequence.rows_sent = sequence.base_length
-            case Refused.CONTEXT_INCOMPLETE:
+            case RefusalReason.CONTEXT_INCOMPLETE:
                 sequence.rows_sent = outcome.context_length
-            case Refused.CACHE_FULL | Refused.UNSUPPORTED | Refused.INVALID:
+            case RefusalReason.CACHE_FULL | RefusalReason.UNSUPPORTED | RefusalReason.INVALID:
                 log.warning("no more drafts for a sequence: %s", outcome.message)
                 sequence.is_draftable = False
-            case Refused.DEADLINE | Refused.STALE:
+            case RefusalReason.DEADLINE | RefusalReason.STALE:
                 pass
 
 

@@ -14,7 +14,7 @@ import grpc
 
 from draftwood.rpc.wire import ALGORITHM_TO_WIRE, int32_to_bytes, sampling_to_wire
 from draftwood.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
-from verify_service.draft.types import ContextRows, DrafterFacts, DraftJob, DraftOutcome, Refused
+from verify_service.draft.types import ContextRows, DrafterFacts, DraftJob, DraftOutcome, RefusalReason
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +25,14 @@ _METHOD = f"/{draft_pb2.DESCRIPTOR.services_by_name['DraftService'].full_name}/D
 
 # Statuses with which a context would be refused again. After any other it got lost on its way.
 _FINAL = {
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Refused.CACHE_FULL,
-    grpc.StatusCode.OUT_OF_RANGE: Refused.CACHE_FULL,
-    grpc.StatusCode.INVALID_ARGUMENT: Refused.INVALID,
-    grpc.StatusCode.UNIMPLEMENTED: Refused.UNSUPPORTED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: RefusalReason.CACHE_FULL,
+    grpc.StatusCode.OUT_OF_RANGE: RefusalReason.CACHE_FULL,
+    grpc.StatusCode.INVALID_ARGUMENT: RefusalReason.INVALID,
+    grpc.StatusCode.UNIMPLEMENTED: RefusalReason.UNSUPPORTED,
 }
 
 
-class DraftLink:
+class DraftStream:
     """Used by the engine's thread, but for `read`. `link_id` tells links apart: a sequence opened on another one has to
     be opened anew. `on_late` is called with each answer that nobody waits for any more, on gRPC's thread."""
 

@@ -9,7 +9,7 @@ from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 
 
-class Refused(Enum):
+class RefusalReason(Enum):
     """Why a sequence got no tree."""
 
     CACHE_FULL = "cache_full"
@@ -74,7 +74,7 @@ class DraftOutcome:
     """A tree, or why there is none."""
 
     tree: DraftTree | None
-    refused: Refused | None = None
+    refused: RefusalReason | None = None
     message: str = ""
     context_length: int = 0  # for CONTEXT_INCOMPLETE: rows that the drafter holds
 

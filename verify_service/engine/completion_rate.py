@@ -8,7 +8,7 @@ WINDOW = 32  # ends that the pace is taken from
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 600.0
 
 
-class Pace:
+class CompletionRate:
     """Counts the time in which there was work only; times are seconds of any one clock."""
 
     def __init__(self, now: float) -> None:
@@ -16,18 +16,18 @@ class Pace:
         self._idle_s = 0.0
         self._ends: deque[float] = deque([now], maxlen=WINDOW + 1)  # the first one begins the window
 
-    def work(self, now: float) -> None:
+    def mark_busy(self, now: float) -> None:
         """There is something to do from now on."""
         if self._idle_since is not None:
             self._idle_s += now - self._idle_since
             self._idle_since = None
 
-    def rest(self, now: float) -> None:
+    def mark_idle(self, now: float) -> None:
         """There is nothing to do any more."""
         if self._idle_since is None:
             self._idle_since = now
 
-    def end(self, now: float) -> None:
+    def record(self, now: float) -> None:
         """A request ended and made room for another."""
         self._ends.append(self._busy(now))
 

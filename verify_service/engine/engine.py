@@ -19,12 +19,12 @@ import torch
 
 from draftwood.errors import DeadlineError, DraftwoodError, InternalError, UnavailableError
 from verify_service.core.request import Event, Failed, Finished, Request
-from verify_service.core.sequence import Sequence
-from verify_service.draft.coordinator import Drafter
-from verify_service.engine.completion_rate import Pace
-from verify_service.engine.prefill_budget import PrefillQuota
-from verify_service.engine.scheduler import PREFILL_CHUNK, Scheduler
-from verify_service.step.runner import Decoder
+from verify_service.core.sequence import PREFILL_CHUNK, SequenceState
+from verify_service.draft.coordinator import DraftCoordinator
+from verify_service.engine.completion_rate import CompletionRate
+from verify_service.engine.prefill_budget import PrefillBudget
+from verify_service.engine.scheduler import Scheduler
+from verify_service.step.runner import StepRunner
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class EngineCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    sequence: Sequence
+    sequence: SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +70,19 @@ class Engine:
 
     def __init__(
         self,
-        decoder: Decoder,
+        runner: StepRunner,
         scheduler: Scheduler,
-        drafter: Drafter,
+        drafter: DraftCoordinator,
         *,
         prefill_tokens: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.decoder, self.scheduler, self.drafter = decoder, scheduler, drafter
+        self.runner, self.scheduler, self.coordinator = runner, scheduler, drafter
         self.prefill_tokens = prefill_tokens
         self.counters = EngineCounters()
         self.clock = clock
         self.last_turn = clock()
-        self._quota, self._pace = PrefillQuota(), Pace(clock())
+        self._quota, self._completion_rate = PrefillBudget(), CompletionRate(clock())
         self._commands: queue.SimpleQueue[_Submit | _Cancel | _Drain | _Stop] = queue.SimpleQueue()
         self._next_id = 0
         self._lock = threading.Lock()
@@ -139,7 +139,7 @@ class Engine:
                 raise _going_down(self._retry_after_s or RETRY_AFTER_STOP_S)
             self._next_id += 1
             deadline = None if timeout_s is None else now + timeout_s
-            self._commands.put(_Submit(Sequence(self._next_id, request, emit, now, deadline)))
+            self._commands.put(_Submit(SequenceState(self._next_id, request, emit, now, deadline)))
             return self._next_id
 
     def cancel(self, sequence_id: int) -> None:
@@ -155,7 +155,7 @@ class Engine:
             except Exception:
                 log.exception("a step failed; its requests end with INTERNAL")
                 self._fail(self.scheduler.active, InternalError("the step failed; see the service's log"))
-            self.drafter.flush()
+            self.coordinator.flush()
             self._count()
         for drained in self._drains:
             drained.set()
@@ -166,7 +166,7 @@ class Engine:
         """Deadlines and admissions, and at most one pass over prompts and one step."""
         self._expire()
         for sequence in self.scheduler.admit():
-            self.decoder.admit(sequence)
+            self.runner.admit(sequence)
         self._count()  # whoever sees a first token sees its request running
         self._prefill()
         self._step()
@@ -181,7 +181,9 @@ class Engine:
         ):
             for sequence in sequences:
                 if sequence.deadline is not None and sequence.deadline <= now:
-                    retry_after_s = self._pace.wait_s(len(scheduler.waiting), now) if phase.startswith("wait") else None
+                    retry_after_s = (
+                        self._completion_rate.wait_s(len(scheduler.waiting), now) if phase.startswith("wait") else None
+                    )
                     text = f"the deadline passed while the request {phase}"
                     self._fail((sequence,), DeadlineError(text, retry_after_s=retry_after_s))
 
@@ -196,44 +198,44 @@ class Engine:
         if not parts:
             return
         started = self.clock()
-        self.decoder.prefill(parts)
+        self.runner.prefill(parts)
         self._quota.spend(self.clock() - started if num_decoding else 0.0)
         for sequence, _ in parts:
             if sequence.is_prefilled:
-                self._finish(sequence, self.decoder.first_token(sequence))
+                self._finish(sequence, self.runner.first_token(sequence))
 
     def _step(self) -> None:
         batch = self.scheduler.decoding()
         if not batch:
             return
         started = self.clock()
-        finished = self.decoder.step(batch, self.drafter)
+        finished = self.runner.step(batch, self.coordinator)
         num_prompts = len(self.scheduler.prefilling())
         self._quota.repay(self.clock() - started, num_prompts=num_prompts, num_answers=len(batch))
         self.counters.steps += 1
         for sequence, end in finished:
             self._finish(sequence, end)
 
-    def _finish(self, sequence: Sequence, end: Finished | Failed | None) -> None:
+    def _finish(self, sequence: SequenceState, end: Finished | Failed | None) -> None:
         """Frees first and says so afterwards: whoever sees the end sees a service that is free again."""
         if end is not None:
             self._end(sequence)
             self._count()
             sequence.emit(end)
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: SequenceState) -> None:
         if sequence.admitted_at:
-            self._pace.end(self.clock())
+            self._completion_rate.record(self.clock())
         self.scheduler.remove(sequence)
-        self.decoder.forget(sequence)
-        self.drafter.close(sequence)
+        self.runner.forget(sequence)
+        self.coordinator.close(sequence)
 
     def _take_commands(self) -> bool:
         """Handles what has come in, waiting for something where there is nothing to do; False to stop."""
         while True:
             self._is_waiting = not self.scheduler.active and not self.scheduler.waiting
             if self._is_waiting:
-                self._pace.rest(self.clock())
+                self._completion_rate.mark_idle(self.clock())
                 for drained in self._drains:
                     drained.set()
             try:
@@ -251,11 +253,13 @@ class Engine:
                     self._drains.append(is_done)
             self._count()
 
-    def _submit(self, sequence: Sequence) -> None:
+    def _submit(self, sequence: SequenceState) -> None:
         now = self.clock()
-        self._pace.work(now)
+        self._completion_rate.mark_busy(now)
         try:
-            self.scheduler.enqueue(sequence, retry_after_s=self._pace.wait_s(len(self.scheduler.waiting), now))
+            self.scheduler.enqueue(
+                sequence, retry_after_s=self._completion_rate.wait_s(len(self.scheduler.waiting), now)
+            )
         except DraftwoodError as error:
             sequence.emit(Failed(error))
 
@@ -263,9 +267,9 @@ class Engine:
         for sequence in (*self.scheduler.active, *self.scheduler.waiting):
             if sequence.sequence_id == sequence_id:
                 self._end(sequence)
-                self.drafter.flush()
+                self.coordinator.flush()
 
-    def _fail(self, sequences: Iterable[Sequence], error: DraftwoodError) -> None:
+    def _fail(self, sequences: Iterable[SequenceState], error: DraftwoodError) -> None:
         for sequence in tuple(sequences):
             self._end(sequence)
             self._count()

@@ -12,15 +12,15 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 
 
 class FairQueue:
     """Order of arrival within a client, fair shares of tokens between clients. Pure bookkeeping."""
 
-    def __init__(self, cost: Callable[[Sequence], int]) -> None:
+    def __init__(self, cost: Callable[[SequenceState], int]) -> None:
         self._cost = cost
-        self._waiting: dict[str, deque[Sequence]] = {}  # by client, none of them empty
+        self._waiting: dict[str, deque[SequenceState]] = {}  # by client, none of them empty
         self._charged: dict[str, float] = {}  # tokens by client, for those who wait or are ahead of the clock
         self._clock = 0.0
         self._length = 0
@@ -28,11 +28,11 @@ class FairQueue:
     def __len__(self) -> int:
         return self._length
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[SequenceState]:
         """Client by client."""
         return (sequence for waiting in self._waiting.values() for sequence in waiting)
 
-    def push(self, sequence: Sequence) -> None:
+    def push(self, sequence: SequenceState) -> None:
         """Puts a sequence behind its client's others."""
         client = sequence.request.client
         if client not in self._waiting:
@@ -41,7 +41,7 @@ class FairQueue:
         self._waiting[client].append(sequence)
         self._length += 1
 
-    def in_order(self) -> Iterator[Sequence]:
+    def in_order(self) -> Iterator[SequenceState]:
         """All sequences as they would be served if nothing else came; equal clients in order of arrival."""
         heads = [(self._charged[client], queue[0].sequence_id, client, 0) for client, queue in self._waiting.items()]
         heapq.heapify(heads)
@@ -54,14 +54,14 @@ class FairQueue:
                 following = charged + self._cost(sequence)
                 heapq.heappush(heads, (following, queue[position + 1].sequence_id, client, position + 1))
 
-    def serve(self, sequence: Sequence) -> None:
+    def serve(self, sequence: SequenceState) -> None:
         """Takes a waiting sequence out and charges its client."""
         num_clients, cost = len(self._waiting), self._cost(sequence)
         self._charged[sequence.request.client] += cost
         self._clock += cost / num_clients
         self.remove(sequence)
 
-    def remove(self, sequence: Sequence) -> bool:
+    def remove(self, sequence: SequenceState) -> bool:
         """Takes a sequence out without charge; whether it waited."""
         client = sequence.request.client
         queue = self._waiting.get(client)

@@ -6,7 +6,7 @@ SHARE = 0.4  # of the time of the steps; a prefill makes the steps beside it 1.4
 MAX_PAUSE = 16  # steps
 
 
-class PrefillQuota:
+class PrefillBudget:
     """A pass over prompts is paid back by the steps that follow it, and the next one waits until it is.
 
     Each prompt may take as much time as each answer that is being decoded, and all of them together at least SHARE of

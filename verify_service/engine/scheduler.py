@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from draftwood.errors import OverloadedError
 from verify_service.cache.pages import PageAllocator, SlotAllocator
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import PREFILL_CHUNK, SequenceState
 from verify_service.engine.fair_queue import FairQueue
 
 MAX_OVERTAKES = 16
-PREFILL_CHUNK = 64  # tokens of one prompt in one pass at most, unless the decoder takes more
 
 
 class Scheduler:
@@ -31,9 +30,9 @@ class Scheduler:
         self.pages, self.slots, self.prefill_chunk = pages, slots, prefill_chunk
         self.max_batch, self.max_queue = max_batch, max_queue
         self.waiting = FairQueue(self.tokens_of)
-        self.active: list[Sequence] = []
+        self.active: list[SequenceState] = []
 
-    def enqueue(self, sequence: Sequence, *, retry_after_s: float = 1.0) -> None:
+    def enqueue(self, sequence: SequenceState, *, retry_after_s: float = 1.0) -> None:
         """Puts a sequence into the queue. Raises OverloadedError with the retry time where it is full."""
         if len(self.waiting) >= self.max_queue + self.max_batch - len(self.active):
             raise OverloadedError(
@@ -43,9 +42,9 @@ class Scheduler:
             )
         self.waiting.push(sequence)
 
-    def admit(self) -> list[Sequence]:
+    def admit(self) -> list[SequenceState]:
         """Admits from the queue while there is room; returns the new ones, resources attached."""
-        admitted: list[Sequence] = []
+        admitted: list[SequenceState] = []
         while len(self.active) < self.max_batch and self.slots.can_allocate():
             sequence = self._next()
             if sequence is None:
@@ -58,9 +57,9 @@ class Scheduler:
             admitted.append(sequence)
         return admitted
 
-    def _next(self) -> Sequence | None:
+    def _next(self) -> SequenceState | None:
         """The first in line that has the pages it needs, unless somebody before it was overtaken often enough."""
-        passed: list[Sequence] = []
+        passed: list[SequenceState] = []
         for sequence in self.waiting.in_order():
             if self.pages.can_allocate(self.tokens_of(sequence)):
                 for other in passed:
@@ -71,11 +70,11 @@ class Scheduler:
             passed.append(sequence)
         return None
 
-    def tokens_of(self, sequence: Sequence) -> int:
+    def tokens_of(self, sequence: SequenceState) -> int:
         """Token slots that a sequence needs in all."""
-        return len(sequence.request.prompt) + sequence.request.max_new_tokens
+        return len(sequence.request.prompt_token_ids) + sequence.request.max_new_tokens
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         """Takes a sequence out, wherever it is, and frees what it holds."""
         if sequence in self.active:
             self.active.remove(sequence)
@@ -84,14 +83,14 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def prefilling(self) -> list[Sequence]:
+    def prefilling(self) -> list[SequenceState]:
         """Admitted sequences whose prompt is not committed yet, in order of admission."""
         return [s for s in self.active if not s.is_prefilled]
 
-    def prefill_parts(self, max_tokens: int) -> list[tuple[Sequence, int]]:
+    def prefill_parts(self, max_tokens: int) -> list[tuple[SequenceState, int]]:
         """The next pass over prompts: whose go on, and with how many tokens. In order of admission, as many as fit into
         `max_tokens` once all are padded to the longest."""
-        parts: list[tuple[Sequence, int]] = []
+        parts: list[tuple[SequenceState, int]] = []
         longest = 0
         for sequence in self.prefilling():
             length = min(sequence.num_to_prefill, self.prefill_chunk, max_tokens)
@@ -101,6 +100,6 @@ class Scheduler:
             parts.append((sequence, length))
         return parts
 
-    def decoding(self) -> list[Sequence]:
+    def decoding(self) -> list[SequenceState]:
         """Sequences that take part in the next step."""
         return [s for s in self.active if s.is_prefilled]

@@ -1,9 +1,9 @@
 """Layers of the usual form with what is between their products in kernels of their own: a residual sum goes with the
-norm behind it, across layers and stretches."""
+norm behind it, across layers and layer_groups."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -46,11 +46,11 @@ class PreNormRows(PreNormLayer):
 
 
 def run_rows(
-    layers: Seq[PreNormRows],
+    layers: Sequence[PreNormRows],
     hidden: tuple[Tensor, Tensor],  # the residual stream and what is still to be added, [1, M, H] each
     rope: Any,
     step: None,
-    extra: Seq[dict[str, Any]],
+    extra: Sequence[dict[str, Any]],
 ) -> list[Tensor]:  # [1, M, H] each
     """The whole residual stream before each layer; then the stream after the last, and what is to be added to it."""
     stream, pending = hidden

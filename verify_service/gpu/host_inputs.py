@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import numpy as np
 
 from draftwood.tree import DraftTree
-from verify_service.core.sequence import Sequence
-from verify_service.gpu.buffers import MAX_STOP_IDS, StepBuffers
+from verify_service.core.sequence import SequenceState
+from verify_service.gpu.buffers import StepBuffers
+from verify_service.kernels.arguments import MAX_STOP_IDS
 
 
-def write_tree(buffers: StepBuffers, row: int, base_length: int, token_ids: Seq[int], parents: Seq[int]) -> None:
+def write_tree(
+    buffers: StepBuffers, row: int, base_length: int, token_ids: Sequence[int], parents: Sequence[int]
+) -> None:
     """A row's tree; what lies behind it must be spare already."""
     host, n = buffers.inputs.host, len(token_ids)
     host["input_ids"][row, :n] = token_ids
@@ -29,7 +32,7 @@ class HostInputs:
         self._nodes, self._filters = [0] * buffers.b, [False] * buffers.b
         buffers.clear()
 
-    def write(self, rows: Seq[int], group: Seq[tuple[Sequence, DraftTree]]) -> bool:
+    def write(self, rows: Sequence[int], group: Sequence[tuple[SequenceState, DraftTree]]) -> bool:
         """The inputs of a step: sequences and their trees in these rows, all others spare. Returns whether a row's
         draws are filtered."""
         if len(rows) < self.buffers.b:
@@ -54,7 +57,7 @@ class HostInputs:
         self.buffers.clear(row)
         self._owners[row], self._nodes[row], self._filters[row] = None, 0, False
 
-    def _settle(self, row: int, sequence: Sequence) -> None:
+    def _settle(self, row: int, sequence: SequenceState) -> None:
         """What does not change while the sequence has the row."""
         host, sampling = self.buffers.inputs.host, sequence.request.sampling
         self._owners[row] = sequence.sequence_id

@@ -1,4 +1,4 @@
-"""Transformers' decoder layers over rows M = B * N, with their mixers' kernels behind operators.
+"""Transformers' runner layers over rows M = B * N, with their mixers' kernels behind operators.
 
 Projections that read the same input become one product. What a layer gets of the committed state and leaves for the
 commit comes through its keyword arguments, so that layers of one kind share a compiled graph.
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from draftwood.device.layers import PackedLinear, RMSNorm, packed
+from verify_service.core.target_spec import ATTENTION, GDN, MAMBA2, SHORT_CONV
 from verify_service.cpu.gated_delta_net import TreeGatedDeltaNet
 from verify_service.cpu.mamba2 import TreeMamba2
 from verify_service.cpu.short_convolution import TreeShortConv
 from verify_service.gpu import operators
-from verify_service.model.replace_layers import ATTENTION_NAMES, fuse_layer, fused_norm
-from verify_service.model.spec import ATTENTION, GDN, MAMBA2, SHORT_CONV
+from verify_service.model.replace_layers import ATTENTION_NAMES, replace_parts, replaced_norm
 
 NAME = "draftwood_rows"
 
@@ -39,7 +39,7 @@ class RecurrentRows:
     """One layer's committed state, and where the pass leaves what a commit needs."""
 
     states: Tensor  # [T, HV, V, K] float32
-    windows: Tensor  # [T, taps - 1, C]
+    windows: Tensor  # [T, kernel_size - 1, C]
     inputs: Tensor  # [M, C], written, as all below
     conv: Tensor  # [M, C]
     norms: Tensor  # [M, 2 HK] float32
@@ -62,7 +62,7 @@ def attend(
     attention: AttentionRows,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers' layers call; keys and values go into the stash on the way."""
+    """The attention function that transformers' layers call; keys and values go into the commit inputs on the way."""
     del module, attention_mask, dropout
     q, k, v = (t.transpose(1, 2)[0] for t in (query, key, value))
     attention.keys.copy_(k)
@@ -126,7 +126,7 @@ class NormedAttention(nn.Module):
     def __init__(self, attention: Any) -> None:
         super().__init__()
         self.qkv, self.o_proj = packed(attention.q_proj, attention.k_proj, attention.v_proj), packed(attention.o_proj)
-        q_norm, k_norm = fused_norm(attention.q_norm), fused_norm(attention.k_norm)
+        q_norm, k_norm = replaced_norm(attention.q_norm), replaced_norm(attention.k_norm)
         assert isinstance(q_norm, RMSNorm)
         assert isinstance(k_norm, RMSNorm)
         self.q_norm, self.k_norm = q_norm, k_norm
@@ -237,7 +237,7 @@ def prepare_layer(layer: Any, index: int, mixers: tuple[str, ...]) -> bool:
             setattr(layer, name, NormedAttention(attention))
         else:
             _fuse_projections(attention)
-    return fuse_layer(layer, index, mixers, adapters=ADAPTERS)
+    return replace_parts(layer, index, mixers, adapters=ADAPTERS)
 
 
 def _fuse_projections(attention: Any) -> None:

@@ -8,8 +8,8 @@ import torch
 
 from draftwood.device.graphs import bucket
 from draftwood.errors import ConfigError
-from verify_service.gpu.buffers import Arena
-from verify_service.model.spec import TargetSpec
+from verify_service.cache.commit_inputs import Arena
+from verify_service.core.target_spec import TargetSpec
 
 NODES = (1, 8, 16, 32, 64, 128, 256)  # of a tree, spare ones included
 PROMPT_NODES = (16, 64, 256)
@@ -33,7 +33,7 @@ def passed_nodes(max_batch: int, max_nodes: int, prefill_tokens: int) -> int:
 
 
 def step_size(spec: TargetSpec, *, max_batch: int, max_nodes: int, prefill_tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of the stash, hidden states and logits."""
+    """Bytes of the commit inputs, hidden states and logits."""
     arena = Arena(spec, passed_nodes(max_batch, max_nodes, prefill_tokens), dtype=dtype, device=META)
     return arena.nbytes + drawn_nodes(max_batch, max_nodes) * spec.vocab_size * dtype.itemsize
 

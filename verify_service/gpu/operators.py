@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify_service.gpu.buffers import Structure
+from verify_service.kernels.arguments import TreeMetadata
 from verify_service.kernels.kernel_set import KernelSet
 
 
@@ -22,7 +22,7 @@ class Pass:
     """What the layers of one pass share."""
 
     kernels: KernelSet
-    structure: Structure
+    structure: TreeMetadata
     page_size: int
 
     def rows(self, flat: Tensor) -> Tensor:
@@ -149,9 +149,9 @@ def gated_delta_net(
     projected: Tensor,  # [M, q | k | v | z | b | a]
     norm_weight: Tensor,  # [V]
     eps: float,
-    windows: Tensor,  # [T, taps - 1, C]
+    windows: Tensor,  # [T, kernel_size - 1, C]
     states: Tensor,  # [T, HV, V, K] float32
-    weight: Tensor,  # [taps, C] float32
+    weight: Tensor,  # [kernel_size, C] float32
     decay: Tensor,  # [HV] float32
     dt_bias: Tensor,  # [HV] float32
     inputs: Tensor,  # [M, C]
@@ -162,14 +162,14 @@ def gated_delta_net(
 ) -> Tensor:  # [M, HV, V], through the gated norm
     p = _running[-1]
     kernels, s = p.kernels, p.structure
-    stash = tuple(p.rows(t) for t in (inputs, conv, norms, g, beta))
+    commit_inputs = tuple(p.rows(t) for t in (inputs, conv, norms, g, beta))
     kernels.conv_gate(
-        p.rows(projected), s.parents, windows, s.state_slots, weight, decay, dt_bias, *stash, states.shape[-1]
+        p.rows(projected), s.parents, windows, s.state_slots, weight, decay, dt_bias, *commit_inputs, states.shape[-1]
     )
     out = conv.new_empty(conv.shape[0], *states.shape[1:3])
     channels = conv.shape[-1]
     z = p.rows(projected[:, channels : channels + out.shape[1] * out.shape[2]])
-    kernels.gdn_verify(*stash[1:], s, states, p.rows(out), (z, norm_weight, eps))
+    kernels.gdn_verify(*commit_inputs[1:], s, states, p.rows(out), (z, norm_weight, eps))
     return out
 
 
@@ -183,9 +183,9 @@ def _(projected: Tensor, weight: Tensor, eps: float, windows: Tensor, states: Te
 def mamba2(
     xbc: Tensor,  # [M, x | B | C]
     dt: Tensor,  # [M, HV]
-    windows: Tensor,  # [T, taps - 1, C]
+    windows: Tensor,  # [T, kernel_size - 1, C]
     states: Tensor,  # [T, HV, V, K] float32
-    weight: Tensor,  # [taps, C] float32
+    weight: Tensor,  # [kernel_size, C] float32
     bias: Tensor | None,  # [C] float32
     decay: Tensor,  # [HV] float32
     dt_bias: Tensor,  # [HV]
@@ -199,12 +199,12 @@ def mamba2(
 ) -> Tensor:  # [M, HV, V]
     p = _running[-1]
     kernels, s = p.kernels, p.structure
-    stash = tuple(p.rows(t) for t in (inputs, conv, g, beta))
+    commit_inputs = tuple(p.rows(t) for t in (inputs, conv, g, beta))
     limits = (least_step, most_step)
     gates = (weight, bias, decay, dt_bias, limits)
-    kernels.mamba2_conv_gate(p.rows(xbc), p.rows(dt), s.parents, windows, s.state_slots, *gates, *stash)
+    kernels.mamba2_conv_gate(p.rows(xbc), p.rows(dt), s.parents, windows, s.state_slots, *gates, *commit_inputs)
     out = torch.empty(xbc.shape[0], *states.shape[1:3], device=xbc.device)
-    kernels.mamba2_verify(*stash[1:], s, states, skip, p.rows(out))
+    kernels.mamba2_verify(*commit_inputs[1:], s, states, skip, p.rows(out))
     return out
 
 
@@ -215,22 +215,22 @@ def _(xbc: Tensor, dt: Tensor, windows: Tensor, states: Tensor, *_: object) -> T
 
 
 @torch.library.custom_op("draftwood::conv_rows", mutates_args=())
-def conv_rows(inputs: Tensor, windows: Tensor, taps: int) -> Tensor:
-    """What a short convolution reads, oldest first: [M, C] to [M, taps, C]."""
+def conv_rows(inputs: Tensor, windows: Tensor, kernel_size: int) -> Tensor:
+    """What a short convolution reads, oldest first: [M, C] to [M, kernel_size, C]."""
     p = _running[-1]
     s = p.structure
     b, n = s.parents.shape
     at = torch.arange(n, device=inputs.device).expand(b, n)
     index: list[Tensor] = []
-    for _ in range(taps):
-        index.append(taps - 1 + at)
+    for _ in range(kernel_size):
+        index.append(kernel_size - 1 + at)
         at = torch.where(at >= 0, s.parents.long().gather(1, at.clamp(min=0)), at - 1)
     rows = torch.cat([windows.index_select(0, s.state_slots), p.rows(inputs)], 1)
-    picked = torch.stack(index[::-1], -1).view(b, n * taps, 1).expand(-1, -1, rows.shape[-1])
-    return rows.gather(1, picked).view(b * n, taps, -1)
+    picked = torch.stack(index[::-1], -1).view(b, n * kernel_size, 1).expand(-1, -1, rows.shape[-1])
+    return rows.gather(1, picked).view(b * n, kernel_size, -1)
 
 
 @conv_rows.register_fake
-def _(inputs: Tensor, windows: Tensor, taps: int) -> Tensor:
+def _(inputs: Tensor, windows: Tensor, kernel_size: int) -> Tensor:
     del windows
-    return inputs.new_empty(inputs.shape[0], taps, inputs.shape[1])
+    return inputs.new_empty(inputs.shape[0], kernel_size, inputs.shape[1])

@@ -5,13 +5,13 @@ A sequence keeps its row as long as it can, so that its pages are sent once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from draftwood.device.graphs import bucket
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 
 
 class RowTable:
@@ -25,7 +25,7 @@ class RowTable:
         self._owners: list[int | None] = [None] * num_rows
         self._last: tuple[list[int], list[int]] = ([], [])  # of the step before: sequences and their rows
 
-    def place(self, batch: Seq[Sequence]) -> list[int]:
+    def place(self, batch: Sequence[SequenceState]) -> list[int]:
         """A row for each sequence of a step; rows of sequences that take no part are free again."""
         ids = [s.sequence_id for s in batch]
         if ids == self._last[0]:

@@ -1,4 +1,4 @@
-"""The decoder over static buffers: a step is one graph launch and one small read-back.
+"""The runner over static buffers: a step is one graph launch and one small read-back.
 
 Rows whose draws need more than the device's sampler knows take a slower way: the graph stops before the commit, the
 host draws for them from their logits, and a second graph commits what was accepted of all rows.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,28 +18,30 @@ import torch
 from draftwood.device.graphs import Graphs, bucket
 from draftwood.errors import InternalError
 from draftwood.tree import DraftTree
+from verify_service.cache.commit_inputs import Arena
 from verify_service.core.accept import Accepted
-from verify_service.core.sequence import Sequence
-from verify_service.gpu.buffers import FINISHES, MAX_STOP_IDS, NO_DRAW, Arena, StepBuffers
+from verify_service.core.sequence import SequenceState
+from verify_service.gpu.buffers import StepBuffers
 from verify_service.gpu.host_inputs import HostInputs, write_tree
 from verify_service.gpu.memory import NODES, PROMPT_NODES, drawn_nodes, node_bucket, passed_nodes
 from verify_service.gpu.row_table import RowTable
-from verify_service.gpu.step_graphs import StepProgram
-from verify_service.gpu.target import RowTarget
+from verify_service.gpu.step_graphs import StepGraphs
+from verify_service.gpu.target import GraphTarget
+from verify_service.kernels.arguments import FINISHES, MAX_STOP_IDS, NO_DRAW
 from verify_service.model.features import FeatureProjector
-from verify_service.step.runner import Decoder, Stages, Walk
+from verify_service.step.runner import Stages, StepRunner, Walk
 
 log = logging.getLogger(__name__)
 
 MAX_PATH = 16  # accepted nodes a step; a longer walk goes on in the next one
 
 
-class GraphDecoder(Decoder):
+class GraphRunner(StepRunner):
     """Runs on the engine's thread, its warm-up before that on another."""
 
     def __init__(
         self,
-        target: RowTarget,
+        target: GraphTarget,
         projector: FeatureProjector | None,
         graphs: Graphs,
         *,
@@ -63,11 +64,11 @@ class GraphDecoder(Decoder):
         num_pages = -(-max_context // target.page_size)
         self.rows = RowTable(bucket(max_batch), num_pages, target.device)
         self._prompt_rows = RowTable(bucket(max_batch), num_pages, target.device)
-        self._inputs: dict[StepProgram, HostInputs] = {}
-        self._programs: dict[tuple[str, int, int], StepProgram] = {}
+        self._inputs: dict[StepGraphs, HostInputs] = {}
+        self._programs: dict[tuple[str, int, int], StepGraphs] = {}
         self._arrived = torch.cuda.Event() if target.device.type == "cuda" else None
 
-    def program(self, kind: str, b: int, n: int) -> StepProgram:
+    def program(self, kind: str, b: int, n: int) -> StepGraphs:
         """The program of a bucket, made when it is first asked for; `kind` is "step" or "prompt"."""
         program = self._programs.get((kind, b, n))
         if program is None:
@@ -75,11 +76,11 @@ class GraphDecoder(Decoder):
             rows, max_path = (self.rows, min(n, MAX_PATH)) if is_step else (self._prompt_rows, n)
             buffers = StepBuffers(b, n, arena=self.arena, page_table=rows.pages, max_path=max_path)
             logits = self.logits[: b * n] if is_step else self.logits[:0]
-            program = StepProgram(self.model, buffers, logits, self.projector, self.graphs)
+            program = StepGraphs(self.model, buffers, logits, self.projector, self.graphs)
             self._programs[(kind, b, n)] = program
         return program
 
-    def inputs_of(self, program: StepProgram) -> HostInputs:
+    def inputs_of(self, program: StepGraphs) -> HostInputs:
         """The host's part of a program's steps."""
         inputs = self._inputs.get(program)
         if inputs is None:
@@ -110,7 +111,7 @@ class GraphDecoder(Decoder):
         self._wait()
         log.info("steps are ready after %.0f s", time.perf_counter() - started)
 
-    def prefill(self, parts: Seq[tuple[Sequence, int]]) -> None:
+    def prefill(self, parts: Sequence[tuple[SequenceState, int]]) -> None:
         for group in self._groups(parts, lambda part: part[1], PROMPT_NODES):
             b, n = bucket(len(group)), node_bucket(max(length for _, length in group), PROMPT_NODES)
             program = self.program("prompt", b, n)
@@ -121,7 +122,9 @@ class GraphDecoder(Decoder):
             rows = self._prompt_rows.place([sequence for sequence, _ in group])
             for row, (sequence, length) in zip(rows, group, strict=True):
                 base = sequence.base_length
-                write_tree(buffers, row, base, sequence.request.prompt[base : base + length], range(-1, length - 1))
+                write_tree(
+                    buffers, row, base, sequence.request.prompt_token_ids[base : base + length], range(-1, length - 1)
+                )
                 buffers.inputs.host["state_slots"][row] = sequence.state_slot
                 result["path_length"][row] = length
             program.prefill()
@@ -130,7 +133,9 @@ class GraphDecoder(Decoder):
                 self._prefilled(sequence, buffers.hidden[row, :length])
             self._wait()  # the host writes into the same memory for the next pass
 
-    def _verify(self, batch: Seq[Sequence], trees: Seq[DraftTree], started: float) -> tuple[list[Walk], Stages]:
+    def _verify(
+        self, batch: Sequence[SequenceState], trees: Sequence[DraftTree], started: float
+    ) -> tuple[list[Walk], Stages]:
         walks: list[Walk] = []
         tree_s, verify_s, accept_s = time.perf_counter() - started, 0.0, 0.0
         pairs = list(zip(batch, trees, strict=True))
@@ -160,7 +165,7 @@ class GraphDecoder(Decoder):
             tree_s, verify_s, accept_s = tree_s + t1 - t0, verify_s + t2 - t1, accept_s + t3 - t2
         return walks, (tree_s, verify_s, accept_s, 0.0)
 
-    def _groups(self, parts: Seq[Any], nodes: Callable[[Any], int], sizes: tuple[int, ...]) -> Iterator[list[Any]]:
+    def _groups(self, parts: Sequence[Any], nodes: Callable[[Any], int], sizes: tuple[int, ...]) -> Iterator[list[Any]]:
         """Cuts a batch so that each part fits into the arena; mostly into one."""
         limit = self.arena.num_nodes if sizes is PROMPT_NODES else self.logits.shape[0]
         if bucket(len(parts)) * node_bucket(max(map(nodes, parts)), sizes) <= limit:
@@ -175,7 +180,7 @@ class GraphDecoder(Decoder):
             group.append(part)
         yield group
 
-    def _host_walk(self, program: StepProgram, row: int, sequence: Sequence, tree: DraftTree) -> Walk:
+    def _host_walk(self, program: StepGraphs, row: int, sequence: SequenceState, tree: DraftTree) -> Walk:
         """The walk by the host's own draws, written down for the commit."""
         walk = self._walk(sequence, tree, program.logits[row])
         limit = program.buffers.max_path
@@ -188,7 +193,7 @@ class GraphDecoder(Decoder):
         result["path"][row, : len(accepted.path)] = accepted.path
         return walk
 
-    def _broken_walk(self, program: StepProgram, row: int, sequence: Sequence, tree: DraftTree) -> Walk:
+    def _broken_walk(self, program: StepGraphs, row: int, sequence: SequenceState, tree: DraftTree) -> Walk:
         """A walk to a node without a draw, by the host, which says what is wrong there."""
         walk = self._walk(sequence, tree, program.logits[row])
         return replace(walk, error=walk.error or InternalError("the device found no draw where the host finds one"))
@@ -200,7 +205,7 @@ class GraphDecoder(Decoder):
             self._arrived.synchronize()
 
 
-def _needs_host(sequence: Sequence, tree: DraftTree) -> bool:
+def _needs_host(sequence: SequenceState, tree: DraftTree) -> bool:
     """Whether the draws need what the device's sampler does not do."""
     request = sequence.request
     return bool(

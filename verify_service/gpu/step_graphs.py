@@ -13,16 +13,16 @@ from torch import Tensor
 
 from draftwood.device.graphs import Graphs
 from verify_service.gpu.buffers import StepBuffers
-from verify_service.gpu.target import RowTarget
+from verify_service.gpu.target import GraphTarget
 from verify_service.model.features import FeatureProjector
 
 
-class StepProgram:
+class StepGraphs:
     """The step of one bucket: B rows of N nodes."""
 
     def __init__(
         self,
-        target: RowTarget,
+        target: GraphTarget,
         buffers: StepBuffers,
         logits: Tensor,
         projector: FeatureProjector | None,
@@ -31,8 +31,8 @@ class StepProgram:
         """`logits` [B N, vocabulary] is where the pass leaves them."""
         self.target, self.buffers, self.projector, self.graphs = target, buffers, projector, graphs
         self.logits = logits.view(buffers.b, buffers.n, -1)
-        m, width = buffers.b * buffers.n, len(target.tap_layer_ids) * target.spec.hidden_size
-        self._taps = torch.zeros(m, width, dtype=target.dtype, device=target.device)
+        m, width = buffers.b * buffers.n, len(target.target_layer_ids) * target.spec.hidden_size
+        self._target_features = torch.zeros(m, width, dtype=target.dtype, device=target.device)
         self._captured: dict[str, Callable[[], None]] = {}
 
     def step(self, *, has_filters: bool) -> None:
@@ -44,7 +44,7 @@ class StepProgram:
         self._run(f"verify {has_filters}", partial(self._verify, has_filters))
 
     def prefill(self) -> None:
-        """A pass over prompts, without draws: stash and hidden states."""
+        """A pass over prompts, without draws: commit inputs and hidden states."""
         self._run("prefill", self._pass)
 
     def commit(self) -> None:
@@ -83,9 +83,9 @@ class StepProgram:
     def _pass(self) -> None:
         buffers = self.buffers
         buffers.inputs.send()
-        taps = self.target.run(buffers)
-        if taps:
-            torch.cat([t[0] for t in taps], -1, out=self._taps)
+        target_features = self.target.run(buffers)
+        if target_features:
+            torch.cat([t[0] for t in target_features], -1, out=self._target_features)
 
     def _draw(self, has_filters: bool) -> None:
         self._pass()
@@ -99,12 +99,12 @@ class StepProgram:
         buffers, target, kernels = self.buffers, self.target, self.target.kernels
         s, outcome, pools, spec = buffers.structure, buffers.outcome, target.pools, target.spec
         if spec.recurrent is not None:
-            kernels.recurrent_commit(spec.recurrent, buffers.stash, outcome, pools, s)
+            kernels.recurrent_commit(spec.recurrent, buffers.commit_inputs, outcome, pools, s)
         if spec.num_attention_layers:
-            kernels.kv_commit(buffers.stash, outcome, pools, s, target.page_size)
-        if self.projector is not None and self._taps.shape[1]:
+            kernels.kv_commit(buffers.commit_inputs, outcome, pools, s, target.page_size)
+        if self.projector is not None and self._target_features.shape[1]:
             rows, slots = self._path_rows(), self._path_slots()
-            pools.features.index_copy_(0, slots, self.projector.project(self._taps.index_select(0, rows)))
+            pools.features.index_copy_(0, slots, self.projector.project(self._target_features.index_select(0, rows)))
 
     def _path_rows(self) -> Tensor:
         """Rows of the pass on the paths, those past the ends too: int64 [B D_path]."""

@@ -9,25 +9,26 @@ import torch
 from torch import Tensor
 
 from draftwood.device.layers import RMSNorm, packed
+from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
+from verify_service.core.target_spec import ATTENTION, TargetSpec
 from verify_service.gpu import layers as rows
-from verify_service.gpu.buffers import Stash, StepBuffers
+from verify_service.gpu.buffers import StepBuffers
 from verify_service.gpu.fused_pre_norm import PreNormRows, can_fuse, run_rows
 from verify_service.gpu.operators import Pass, running
 from verify_service.kernels.kernel_set import KernelSet
-from verify_service.model.layer_groups import Stretches, kind_of, own_storage
-from verify_service.model.parts import read_body
+from verify_service.model.layer_groups import LayerGroups, kind_of, own_storage
+from verify_service.model.parts import read_parts
 from verify_service.model.pre_norm import with_arguments
-from verify_service.model.replace_layers import fused_norm
+from verify_service.model.replace_layers import replaced_norm
 from verify_service.model.rope import MAX_DEPTH_MARGIN, RopeTables
-from verify_service.model.spec import ATTENTION, TargetSpec
 
 Arguments = list[dict[str, Any]]  # each layer's
 
-STRETCH = 4  # layers a compiled graph; hybrids repeat after 4 layers, so that few kinds are compiled
+GROUP_SIZE = 4  # layers a compiled graph; hybrids repeat after 4 layers, so that few kinds are compiled
 
 
-class RowTarget:
+class GraphTarget:
     """The model in its serving form over rows M = B * N. Runs on one thread at a time."""
 
     def __init__(
@@ -37,22 +38,22 @@ class RowTarget:
         pools: Pools,
         kernels: KernelSet,
         *,
-        tap_layer_ids: tuple[int, ...],
+        target_layer_ids: tuple[int, ...],
         max_context: int,
         page_size: int,
         compile_steps: bool,
     ) -> None:
         self.spec, self.pools, self.kernels, self.page_size = spec, pools, kernels, page_size
-        self.tap_layer_ids, self.dtype, self.device = tap_layer_ids, model.dtype, model.device
+        self.target_layer_ids, self.dtype, self.device = target_layer_ids, model.dtype, model.device
         model.config._attn_implementation = rows.NAME
-        body = read_body(model)
+        body = read_parts(model)
         self.embed = body.embed
         like = torch.zeros(1, dtype=self.dtype, device=self.device)
         self.rope = RopeTables(body.rotary, spec.layer_types, max_context + MAX_DEPTH_MARGIN, like)
         parts = enumerate(zip(body.layers, spec.mixers, strict=True))
         has_graph = [rows.prepare_layer(layer, i, mixers) for i, (layer, mixers) in parts]
         self.is_capturable = all(has_graph)  # experts pick their tokens by data
-        self.norm, self.head = fused_norm(body.norm), packed(body.head)
+        self.norm, self.head = replaced_norm(body.norm), packed(body.head)
         self.is_fused = self.is_capturable and isinstance(self.norm, RMSNorm) and all(map(can_fuse, body.layers))
         if self.is_fused:
             layers = [PreNormRows(layer) for layer in body.layers]
@@ -62,33 +63,35 @@ class RowTarget:
         kinds = [kind_of(layer) if has else None for layer, has in zip(layers, has_graph, strict=True)]
         run = run_rows if self.is_fused else None
         is_cpu = self.device.type == "cpu"
-        self.stretches = Stretches(layers, kinds, compile_steps=compile_steps, cpp_wrapper=is_cpu, run=run).cut(STRETCH)
+        self.layer_groups = LayerGroups(layers, kinds, compile_steps=compile_steps, cpp_wrapper=is_cpu, run=run).cut(
+            GROUP_SIZE
+        )
 
     def run(self, buffers: StepBuffers) -> list[Tensor]:
-        """One pass: fills the structure, the stash and `hidden` [B, N, H]; returns the tapped residual streams
+        """One pass: fills the structure, the commit inputs and `hidden` [B, N, H]; returns the tapped residual streams
         [1, M, H]. Changes no committed state."""
         s, m = buffers.structure, buffers.b * buffers.n
-        self.kernels.tree_structure(s)
+        self.kernels.tree_metadata(s)
         # Before the embedding: the sum with it may begin while that ends.
         nothing = torch.zeros(1, m, self.spec.hidden_size, dtype=self.dtype, device=self.device)
         hidden = self.embed(buffers.input_ids.view(1, m))
         if self.spec.embedding_factor != 1.0:
             hidden = hidden * self.spec.embedding_factor
         rope = self.rope.at(s.positions.view(1, m))
-        arguments = list(_arguments(self.spec, buffers.stash, self.pools, m))
+        arguments = list(_arguments(self.spec, buffers.commit_inputs, self.pools, m))
         with running(Pass(self.kernels, s, self.page_size)):
             run = self._run_fused if self.is_fused else self._run
             after = run((nothing, hidden), rope, arguments, buffers.hidden.view(1, m, -1))
-        return [after[i] for i in self.tap_layer_ids]
+        return [after[i] for i in self.target_layer_ids]
 
     def _run(self, start: tuple[Tensor, Tensor], rope: Any, arguments: Arguments, normed: Tensor) -> list[Tensor]:
         """The residual stream after each layer; the last one's norm goes into `normed` [1, M, H]."""
         _, hidden = start
         after: list[Tensor] = []
-        for stretch in self.stretches:
-            extra = arguments[stretch.first : stretch.first + len(stretch.layers)]
+        for group in self.layer_groups:
+            extra = arguments[group.first : group.first + len(group.layers)]
             _mark_rows((hidden,), rope, extra)
-            after += stretch.run(stretch.layers, hidden, rope, None, extra)
+            after += group.run(group.layers, hidden, rope, None, extra)
             hidden = after[-1]
         normed.copy_(self.norm(hidden))
         return after
@@ -97,10 +100,10 @@ class RowTarget:
         """The same where sums go with norms: what is still to be added to the stream goes along with it."""
         stream, pending = start
         whole: list[Tensor] = []
-        for stretch in self.stretches:
-            extra = arguments[stretch.first : stretch.first + len(stretch.layers)]
+        for group in self.layer_groups:
+            extra = arguments[group.first : group.first + len(group.layers)]
             _mark_rows((stream, pending), rope, extra)
-            *before, stream, pending = stretch.run(stretch.layers, (stream, pending), rope, None, extra)
+            *before, stream, pending = group.run(group.layers, (stream, pending), rope, None, extra)
             whole += before
         total, norm = torch.empty_like(normed), cast("RMSNorm", self.norm)
         self.kernels.add_norm(stream[0], pending[0], norm.weight, norm.eps, total[0], normed[0])
@@ -124,18 +127,24 @@ class RowTarget:
             out.div_(cap).tanh_().mul_(cap)
 
 
-def _arguments(spec: TargetSpec, stash: Stash, pools: Pools, m: int) -> Iterator[dict[str, Any]]:
-    """Each layer's view of the committed state and the stash, as its keyword arguments."""
+def _arguments(spec: TargetSpec, commit_inputs: CommitInputs, pools: Pools, m: int) -> Iterator[dict[str, Any]]:
+    """Each layer's view of the committed state and the commit inputs, as its keyword arguments."""
     attention = recurrent = 0
     for mixers in spec.mixers:
         arguments: dict[str, Any] = {}
         if ATTENTION in mixers:
-            keys, values = (_rows(t, attention, m) for t in (stash.keys, stash.values))
+            keys, values = (_rows(t, attention, m) for t in (commit_inputs.keys, commit_inputs.values))
             pooled = (own_storage(pools.keys[attention]), own_storage(pools.values[attention]))
             arguments["attention"] = rows.AttentionRows(*pooled, keys, values)
             attention += 1
         if spec.is_recurrent(mixers):
-            written = (stash.inputs, stash.conv, stash.norms, stash.g, stash.beta)
+            written = (
+                commit_inputs.inputs,
+                commit_inputs.conv,
+                commit_inputs.norms,
+                commit_inputs.g,
+                commit_inputs.beta,
+            )
             state = (own_storage(pools.states[recurrent]), own_storage(pools.windows[recurrent]))
             arguments["recurrent"] = rows.RecurrentRows(*state, *(_rows(t, recurrent, m) for t in written))
             recurrent += 1

@@ -11,7 +11,7 @@ class KernelSet:
     """One launcher a kernel, all of one kind; arguments as in verify_service/kernels/triton."""
 
     is_capturable: bool  # whether a graph can hold them: nothing in them comes back to the host
-    tree_structure: Callable[..., None]
+    tree_metadata: Callable[..., None]
     conv_gate: Callable[..., None]
     gdn_verify: Callable[..., None]
     mamba2_conv_gate: Callable[..., None]

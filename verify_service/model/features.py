@@ -1,8 +1,8 @@
-"""Feature rows: the target's tapped hidden states, projected with the draft model's own fc and hidden_norm.
+"""Feature rows: hidden states behind some of the target's layers, projected with the drafter's own fc and hidden_norm.
 
-    row = hidden_norm(fc(concat of hidden_states[id + 1] for the tapped layer ids))     (DFlash, arXiv 2602.06036)
+    row = hidden_norm(fc(concat of hidden_states[id + 1] for the target layer ids))     (DFlash, arXiv 2602.06036)
 
-Projected on this side, a committed token costs hidden_size values on the wire instead of taps x hidden_size.
+Projected on this side, a committed token costs hidden_size values on the wire instead of layers x hidden_size.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from draftwood.checkpoint import load_tensors, projection_checksum, read_config
-from draftwood.device.compiled_calls import DirectCalls
+from draftwood.device.compiled_call_cache import CompiledCallCache
 from draftwood.device.device import compiled, mark_varying
 from draftwood.device.layers import PackedLinear, RMSNorm
 from draftwood.errors import ModelMismatchError, UnsupportedModelError
 from draftwood.random_weights import random_checksum, random_tensors
-from verify_service.cpu.step_inputs import padded
-from verify_service.model.spec import TargetSpec
+from verify_service.core.target_spec import TargetSpec
+from verify_service.model.shapes import padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +33,26 @@ class FeatureProjector:
     fc: PackedLinear
     hidden_norm: RMSNorm
 
-    def project(self, taps: Tensor) -> Tensor:
-        """[P, num_taps * H] to [P, F]."""
-        return self.hidden_norm(self.fc(taps))
+    def project(self, target_features: Tensor) -> Tensor:
+        """[P, num_layers * H] to [P, F]."""
+        return self.hidden_norm(self.fc(target_features))
 
 
 class RowProjection:
     """A projector as one compiled graph, over numbers of rows that are `padded`."""
 
     def __init__(self, projector: FeatureProjector, *, compile_steps: bool) -> None:
-        def project(taps: Tensor) -> list[Tensor]:
-            return [projector.project(taps)]
+        def project(target_features: Tensor) -> list[Tensor]:
+            return [projector.project(target_features)]
 
         self._project = compiled(project, enabled=compile_steps)
         self._constants = (*projector.fc.buffers(), *projector.hidden_norm.buffers())
-        self._calls = DirectCalls()
+        self._calls = CompiledCallCache()
 
-    def __call__(self, taps: Tensor, picked: list[int]) -> Tensor:
-        """Rows [P, F] of the `picked` ones of taps [M, num_taps * H]."""
+    def __call__(self, target_features: Tensor, picked: list[int]) -> Tensor:
+        """Rows [P, F] of the `picked` ones of target_features [M, num_layers * H]."""
         rows = padded(max(len(picked), 2))  # a lone row would be a graph of its own
-        chosen = taps.index_select(0, torch.tensor(picked + picked[:1] * (rows - len(picked))))
+        chosen = target_features.index_select(0, torch.tensor(picked + picked[:1] * (rows - len(picked))))
 
         def run() -> list[Tensor]:
             mark_varying(chosen, 0)

@@ -1,4 +1,4 @@
-"""Stretches of consecutive layers, each run as one compiled graph; stretches of one kind share their graph."""
+"""LayerGroups of consecutive layers, each run as one compiled graph; layer_groups of one kind share their graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verify_service.model.rope import Rope
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class LayerGroup:
     """Consecutive layers; `run` takes them, the residual stream, and what a pass has for them."""
 
     first: int
@@ -43,8 +43,8 @@ def own_storage(part: Tensor) -> Tensor:
     return torch.from_dlpack(part) if part.numel() else part.new_empty(part.shape)
 
 
-class Stretches:
-    """Cuts layers into stretches. `kinds` tells layers apart whose graphs differ; None: a layer of no graph."""
+class LayerGroups:
+    """Cuts layers into layer_groups. `kinds` tells layers apart whose graphs differ; None: a layer of no graph."""
 
     def __init__(
         self,
@@ -55,22 +55,24 @@ class Stretches:
         cpp_wrapper: bool = True,
         run: Callable[..., list[Tensor]] | None = None,
     ) -> None:
-        """`run` takes what a stretch's does, if not the residual stream alone goes from layer to layer."""
+        """`run` takes what a group's does, if not the residual stream alone goes from layer to layer."""
         self.layers, self.kinds, self._run = layers, kinds, run or _run
         self.compile_steps, self.cpp_wrapper = compile_steps, cpp_wrapper
         self._graphs: dict[tuple[str | None, ...], Callable[..., list[Tensor]]] = {}
 
-    def cut(self, length: int) -> list[Stretch]:
-        """Stretches of at most `length` layers; a layer of no graph stands alone."""
-        stretches: list[Stretch] = []
+    def cut(self, length: int) -> list[LayerGroup]:
+        """LayerGroups of at most `length` layers; a layer of no graph stands alone."""
+        layer_groups: list[LayerGroup] = []
         first = 0
         while first < len(self.layers):
             end = first + 1
             while end < min(first + length, len(self.layers)) and None not in self.kinds[first : end + 1]:
                 end += 1
-            stretches.append(Stretch(first, tuple(self.layers[first:end]), self._graph(tuple(self.kinds[first:end]))))
+            layer_groups.append(
+                LayerGroup(first, tuple(self.layers[first:end]), self._graph(tuple(self.kinds[first:end])))
+            )
             first = end
-        return stretches
+        return layer_groups
 
     def _graph(self, kinds: tuple[str | None, ...]) -> Callable[..., list[Tensor]]:
         if None in kinds:

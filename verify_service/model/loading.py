@@ -14,10 +14,11 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.quantization_config import Mxfp4Config
 
 from draftwood.errors import UnsupportedModelError
+from verify_service.core.target_spec import TargetSpec
 from verify_service.cpu import attention
 from verify_service.model.random_target import random_target
 from verify_service.model.rope import check_rope
-from verify_service.model.spec import SUPPORTED, TargetSpec, read_spec, text_config
+from verify_service.model.spec import SUPPORTED, read_spec, text_config
 
 # Multimodal checkpoints keep the text model's tensors one level down.
 _KEY_MAPPING = {

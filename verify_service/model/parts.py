@@ -11,7 +11,7 @@ _FINAL_NORMS = ("norm", "norm_f", "final_layernorm", "embedding_norm")
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class ModelParts:
     """A causal language model's parts."""
 
     embed: nn.Module
@@ -21,10 +21,10 @@ class Body:
     head: nn.Linear
 
 
-def read_body(model: Any) -> Body:
+def read_parts(model: Any) -> ModelParts:
     """Takes a model apart."""
     inner = model.base_model
-    return Body(
+    return ModelParts(
         embed=inner.get_input_embeddings(),
         layers=list(inner.layers),
         rotary=getattr(inner, "rotary_emb", None),

@@ -1,4 +1,4 @@
-"""Decoder layers of the usual form: mixer and feed-forward each behind a norm, each added to the residual stream."""
+"""StepRunner layers of the usual form: mixer and feed-forward each behind a norm, each added to the residual stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaces a decoder layer's parts by the project's own: mixers for exactness, norms and linear layers for speed."""
+"""Replaces a runner layer's parts by the project's own: mixers for exactness, norms and linear layers for speed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 
 from draftwood.device.layers import GatedMLP, RMSNorm, packed
 from draftwood.errors import UnsupportedModelError
+from verify_service.core.target_spec import ATTENTION, GDN, MAMBA2, OTHER, SHORT_CONV
 from verify_service.cpu import gated_delta_net, mamba2, short_convolution
-from verify_service.model.spec import ATTENTION, GDN, MAMBA2, OTHER, SHORT_CONV
 
 # RMSNorm classes by what they multiply with: the weight w, or 1 + w.
 _PLAIN = (
@@ -33,7 +33,7 @@ ADAPTERS: dict[str, tuple[frozenset[str], Callable[[Any], nn.Module]]] = {
 ATTENTION_NAMES = ("self_attn", "mixer")
 
 
-def fused_norm(norm: nn.Module) -> nn.Module:
+def replaced_norm(norm: nn.Module) -> nn.Module:
     """The same norm as one fused op; unknown classes stay as they are."""
     name = type(norm).__name__
     weight = getattr(norm, "weight", None)
@@ -47,7 +47,7 @@ def fused_norm(norm: nn.Module) -> nn.Module:
     return norm
 
 
-def fuse_layer(
+def replace_parts(
     layer: Any,
     index: int,
     mixers: tuple[str, ...],
@@ -59,7 +59,7 @@ def fuse_layer(
         return False
     parts = dict(layer.named_children())
     for name in [name for name in parts if "norm" in name]:
-        setattr(layer, name, fused_norm(parts.pop(name)))
+        setattr(layer, name, replaced_norm(parts.pop(name)))
     for kind in mixers:
         if kind == ATTENTION:
             name = next(name for name in ATTENTION_NAMES if name in parts)
@@ -91,7 +91,7 @@ def _adapt(
 def _fuse_attention(attention: Any) -> None:
     for name, part in list(attention.named_children()):
         if "norm" in name:
-            setattr(attention, name, fused_norm(part))
+            setattr(attention, name, replaced_norm(part))
     _pack_linears(attention)
 
 

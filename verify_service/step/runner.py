@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,11 +21,10 @@ from draftwood.tree import DraftTree
 from verify_service.cache.pools import Pools, reset_slot
 from verify_service.core.accept import Accepted, Finish, accept
 from verify_service.core.request import Failed, Finished, StageTimes, Started, TokenLogProbs, Tokens, Trace
-from verify_service.core.sequence import Sequence
-from verify_service.draft.coordinator import Drafter, Drafts
-from verify_service.engine.scheduler import PREFILL_CHUNK
-from verify_service.model.spec import TargetSpec
-from verify_service.step.sampler import NodeDraws, check_finite, log_probs_of, logits_row
+from verify_service.core.sequence import PREFILL_CHUNK, SequenceState
+from verify_service.core.target_spec import TargetSpec
+from verify_service.draft.coordinator import DraftCoordinator, Drafts
+from verify_service.step.sampler import NodeSampler, check_finite, log_probs_of, logits_row
 from verify_service.step.shadow import chain_of, tree_of, union_of
 from verify_service.step.step_stats import SequenceStep, StepObserver
 
@@ -53,7 +51,7 @@ Stages = tuple[float, float, float, float]  # seconds of tree, verify, accept an
 
 
 class Logits(Protocol):
-    """A target model, as far as every decoder knows it."""
+    """A target model, as far as every runner knows it."""
 
     spec: TargetSpec
 
@@ -62,7 +60,7 @@ class Logits(Protocol):
         ...
 
 
-class Decoder(ABC):
+class StepRunner(ABC):
     """What does not depend on how passes run. Runs on the engine's thread."""
 
     prefill_chunk = PREFILL_CHUNK  # tokens of one prompt in one pass at most
@@ -74,26 +72,28 @@ class Decoder(ABC):
         self.observer = StepObserver()
         self._prefill_hidden: dict[int, Tensor] = {}
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit(self, sequence: SequenceState) -> None:
         """Prepares the slots of a new sequence."""
         sequence.admitted_at = time.perf_counter()
         sequence.stats.queue_s = sequence.admitted_at - sequence.arrived_at
-        sequence.stats.num_prompt_tokens = len(sequence.request.prompt)
+        sequence.stats.num_prompt_tokens = len(sequence.request.prompt_token_ids)
         reset_slot(self.pools, sequence.state_slot)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: SequenceState) -> None:
         """Drops what is kept of a sequence that ends, wherever it is."""
         self._prefill_hidden.pop(sequence.sequence_id, None)
 
     @abstractmethod
-    def prefill(self, parts: Seq[tuple[Sequence, int]]) -> None:
+    def prefill(self, parts: Sequence[tuple[SequenceState, int]]) -> None:
         """Brings the next tokens of some prompts into the caches in one pass, so many of each."""
 
     @abstractmethod
-    def _verify(self, batch: Seq[Sequence], trees: Seq[DraftTree], started: float) -> tuple[list[Walk], Stages]:
+    def _verify(
+        self, batch: Sequence[SequenceState], trees: Sequence[DraftTree], started: float
+    ) -> tuple[list[Walk], Stages]:
         """Verifies the trees, walks them and commits what was accepted; the times of these stages."""
 
-    def _prefilled(self, sequence: Sequence, hidden: Tensor) -> None:
+    def _prefilled(self, sequence: SequenceState, hidden: Tensor) -> None:
         """Takes note of a committed chunk: final hidden states [P, H] of its tokens."""
         if sequence.request.num_prompt_log_probs is not None:
             self._prompt_log_probs(sequence, sequence.base_length, hidden)
@@ -101,13 +101,13 @@ class Decoder(ABC):
         if sequence.is_prefilled:
             self._prefill_hidden[sequence.sequence_id] = hidden[-1:].clone()
 
-    def first_token(self, sequence: Sequence) -> Finished | Failed | None:
+    def first_token(self, sequence: SequenceState) -> Finished | Failed | None:
         """Draws the token after the prompt and sends it; returns the end where the answer ends with it."""
         hidden = self._prefill_hidden.pop(sequence.sequence_id)
         if sequence.error is not None:
             return Failed(sequence.error)
         # A tree whose root is the prompt's last token, already committed: the draw's position is base_length.
-        tree = DraftTree.root_only(sequence.request.prompt[-1])
+        tree = DraftTree.root_only(sequence.request.prompt_token_ids[-1])
         sequence.base_length -= 1
         walk = self._walk(sequence, tree, self.target.logits(hidden))
         sequence.base_length += 1
@@ -117,7 +117,9 @@ class Decoder(ABC):
         sequence.emit(Started(tuple(sequence.prompt_log_probs)))
         return self._deliver(sequence, walk, None)
 
-    def step(self, batch: Seq[Sequence], drafter: Drafter) -> list[tuple[Sequence, Finished | Failed]]:
+    def step(
+        self, batch: Sequence[SequenceState], drafter: DraftCoordinator
+    ) -> list[tuple[SequenceState, Finished | Failed]]:
         """One step for the whole batch; returns the answers that ended, not yet sent."""
         drafts = drafter.draft(batch, self.observer.begin(batch))
         started = time.perf_counter()
@@ -138,7 +140,7 @@ class Decoder(ABC):
             drafter_busy=drafts.busy,
             transport=drafts.transport,
         )
-        finished: list[tuple[Sequence, Finished | Failed]] = []
+        finished: list[tuple[SequenceState, Finished | Failed]] = []
         steps: list[SequenceStep] = []
         for sequence, tree, walk in zip(batch, trees, walks, strict=True):
             is_drafted, num_accepted = tree.num_nodes > 1, len(walk.accepted.path) - 1
@@ -160,13 +162,13 @@ class Decoder(ABC):
         self.observer.step(steps, times)
         return finished
 
-    def _tree(self, sequence: Sequence, drafts: Drafts) -> DraftTree:
+    def _tree(self, sequence: SequenceState, drafts: Drafts) -> DraftTree:
         tree, request = drafts.trees.get(sequence.sequence_id), sequence.request
         if tree is None:
             return DraftTree.root_only(sequence.root)
         return union_of(tree, request.tree_budget) if request.shadow_linear else tree.prefix(request.tree_budget)
 
-    def _walk(self, sequence: Sequence, tree: DraftTree, logits: Tensor) -> Walk:
+    def _walk(self, sequence: SequenceState, tree: DraftTree, logits: Tensor) -> Walk:
         """The walk along the tree; a sequence that cannot be drawn for does not keep others from theirs."""
         try:
             return self._drawn_walk(sequence, tree, logits)
@@ -174,9 +176,9 @@ class Decoder(ABC):
             log.warning("request %s: %s", sequence.request.request_id, error.message)
             return Walk(tree, Accepted((0,), (), None), (), error=error)
 
-    def _drawn_walk(self, sequence: Sequence, tree: DraftTree, logits: Tensor) -> Walk:
+    def _drawn_walk(self, sequence: SequenceState, tree: DraftTree, logits: Tensor) -> Walk:
         request = sequence.request
-        draws = NodeDraws(sequence, tree, logits, request.stop_token_ids, self.noise)
+        draws = NodeSampler(sequence, tree, logits, request.stop_token_ids, self.noise)
 
         def walk(part: DraftTree, draw: Callable[[int], int]) -> Accepted:
             return accept(part, draw, stop_token_ids=request.stop_token_ids, max_tokens=max(sequence.num_remaining, 1))
@@ -189,7 +191,7 @@ class Decoder(ABC):
         path = walk(shadow, lambda node: draws(nodes[node])).path
         return Walk(chain, accepted, log_probs, tuple(nodes[node] for node in path))
 
-    def _deliver(self, sequence: Sequence, walk: Walk, trace: Trace | None) -> Finished | Failed | None:
+    def _deliver(self, sequence: SequenceState, walk: Walk, trace: Trace | None) -> Finished | Failed | None:
         """Sends the tokens; returns the end where the answer ends, to be sent once everything is free."""
         accepted = walk.accepted
         if walk.error is not None:
@@ -206,9 +208,9 @@ class Decoder(ABC):
         stop = accepted.tokens[-1] if accepted.finish is Finish.STOP else None
         return Finished(accepted.finish, stop, stats)
 
-    def _prompt_log_probs(self, sequence: Sequence, base: int, hidden: Tensor) -> None:
+    def _prompt_log_probs(self, sequence: SequenceState, base: int, hidden: Tensor) -> None:
         """Log-probabilities of the prompt's tokens that this chunk's rows predict."""
-        prompt, num_top = sequence.request.prompt, sequence.request.num_prompt_log_probs or 0
+        prompt, num_top = sequence.request.prompt_token_ids, sequence.request.num_prompt_log_probs or 0
         logits = self.target.logits(hidden)
         for i in range(hidden.shape[0]):
             position = base + i + 1
@@ -221,7 +223,7 @@ class Decoder(ABC):
                 else:
                     sequence.prompt_log_probs.append(log_probs_of(row, prompt[position], num_top))
 
-    def _log_step(self, sequence: Sequence, trace: Trace) -> None:
+    def _log_step(self, sequence: SequenceState, trace: Trace) -> None:
         times = trace.times
         log.info(
             "step %s nodes=%d depth=%d accepted=%d%s draft=%.2f tree=%.2f verify=%.2f accept=%.2f commit=%.2f ms",

@@ -14,10 +14,10 @@ from draftwood.noise import NoiseCache
 from draftwood.sampling import draw
 from draftwood.tree import DraftTree
 from verify_service.core.request import TokenLogProbs
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 
 
-class NodeDraws:
+class NodeSampler:
     """The draw at a node is a function of its logits, the request's settings and its position alone.
 
     Raises InternalError where the logits are no distribution.
@@ -25,7 +25,7 @@ class NodeDraws:
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: SequenceState,
         tree: DraftTree,
         logits: Tensor,  # [N, vocab_size]
         stop_token_ids: frozenset[int],

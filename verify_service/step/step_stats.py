@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from draftwood.telemetry.metrics import MAX_DEPTH_LABEL
 from draftwood.tree import DraftTree
 from verify_service.core.request import StageTimes
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 from verify_service.step.acceptance_alarm import AcceptanceAlarm
 
 
@@ -58,7 +58,7 @@ class StepTotals:
 class StepSink(Protocol):
     """Where steps are recorded besides."""
 
-    def step(self, steps: Seq[SequenceStep], times: StageTimes) -> None:
+    def step(self, steps: Sequence[SequenceStep], times: StageTimes) -> None:
         """One step of the whole batch."""
         ...
 
@@ -66,11 +66,11 @@ class StepSink(Protocol):
 class StepTracer(Protocol):
     """Makes spans of steps."""
 
-    def begin(self, batch: Seq[Sequence]) -> str:
+    def begin(self, batch: Sequence[SequenceState]) -> str:
         """A step begins; the trace context that the drafter is told, empty where no sequence is traced."""
         ...
 
-    def step(self, steps: Seq[SequenceStep], times: StageTimes) -> None:
+    def step(self, steps: Sequence[SequenceStep], times: StageTimes) -> None:
         """It has ended."""
         ...
 
@@ -83,11 +83,11 @@ class StepObserver:
         self.sink: StepSink | None = None
         self.tracer: StepTracer | None = None
 
-    def begin(self, batch: Seq[Sequence]) -> str:
+    def begin(self, batch: Sequence[SequenceState]) -> str:
         """A step begins; the trace context that the drafter is told."""
         return self.tracer.begin(batch) if self.tracer is not None else ""
 
-    def step(self, steps: Seq[SequenceStep], times: StageTimes) -> None:
+    def step(self, steps: Sequence[SequenceStep], times: StageTimes) -> None:
         """The step has ended."""
         for step in steps:
             self.totals.add(step)

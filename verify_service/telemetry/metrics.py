@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError
 from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
-from verify_service.api.request_hooks import RequestWatch
+from verify_service.api.request_hooks import RequestHooks
 from verify_service.build import Service
 from verify_service.core.request import Finished, Request, StageTimes
-from verify_service.draft.types import Refused
+from verify_service.draft.types import RefusalReason
 from verify_service.engine.engine import PATIENCE_S
 from verify_service.step.step_stats import SequenceStep, StepTotals
 
@@ -33,7 +32,7 @@ class Telemetry:
         self.tracing = tracing
         self.instruments = Instruments("verify")
         self._service, self._engine = service, service.engine
-        self._observer = service.engine.decoder.observer
+        self._observer = service.engine.runner.observer
         recorded = self.instruments
         stages = recorded.histogram(metrics.STAGE_SECONDS)
         self._stages = {stage: stages.labels(stage).observe for stage in metrics.STAGES}
@@ -61,7 +60,7 @@ class Telemetry:
         if tracing is not None:
             from verify_service.telemetry.step_spans import StepSpans
 
-            service.engine.decoder.observer.tracer = StepSpans(tracing)
+            service.engine.runner.observer.tracer = StepSpans(tracing)
         telemetry = cls(service, tracing)
         if config.metrics_port:
             telemetry._observer.sink = telemetry
@@ -74,11 +73,11 @@ class Telemetry:
         if self.tracing is not None:
             self.tracing.close()
 
-    def watch(self) -> RequestWatch:
+    def watch(self) -> RequestHooks:
         """For one call of Generate that has just come."""
         return MeasuredRequest(self)
 
-    def step(self, steps: Seq[SequenceStep], times: StageTimes) -> None:
+    def step(self, steps: Sequence[SequenceStep], times: StageTimes) -> None:
         """Records one step; on the device loop."""
         observe = self._stages
         observe["draft"](times.draft)
@@ -132,13 +131,13 @@ class Telemetry:
             return client.stale_by_cause if client is not None else {"late": 0, "mismatched": 0}
 
         def refused() -> Mapping[str, float]:
-            counts = self._engine.drafter.refused_trees
-            return {cause.value: counts[cause] for cause in Refused if cause is not Refused.STALE}
+            counts = self._engine.coordinator.refused_trees
+            return {cause.value: counts[cause] for cause in RefusalReason if cause is not RefusalReason.STALE}
 
         read(metrics.DRAFTER_STATE, state)
         read(metrics.DRAFTER_MISMATCH, lambda: float(client is not None and client.mismatch is not None))
         read(metrics.ACCEPTANCE_COLLAPSE, lambda: float(alarm.is_on and client is not None and client.link is not None))
-        read(metrics.FALLBACKS, lambda: {cause.value: n for cause, n in self._engine.drafter.fallbacks.items()})
+        read(metrics.FALLBACKS, lambda: {cause.value: n for cause, n in self._engine.coordinator.fallbacks.items()})
         read(metrics.REFUSED_TREES, refused)
         read(metrics.STALE_TREES, stale)
 
@@ -148,7 +147,7 @@ def _by_depth(counts: list[int]) -> dict[str, float]:
     return {str(depth): n for depth, n in enumerate(counts, start=1) if n or depth == 1}
 
 
-class MeasuredRequest(RequestWatch):
+class MeasuredRequest(RequestHooks):
     """Measures from the call's arrival on."""
 
     def __init__(self, telemetry: Telemetry, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -27,7 +27,7 @@ class RequestSpan:
                 "draftwood.request_id": request.request_id,
                 "draftwood.algorithm": request.algorithm,
                 "draftwood.tree_budget": request.tree_budget,
-                "gen_ai.usage.input_tokens": len(request.prompt),
+                "gen_ai.usage.input_tokens": len(request.prompt_token_ids),
             },
         )
         self.traceparent = traceparent_of(self._span) if is_sampled(self._span) else ""

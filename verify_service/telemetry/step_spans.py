@@ -6,13 +6,13 @@ A step for several traced requests is a child of the first one's span and has li
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from opentelemetry.trace import Span, StatusCode
 
 from draftwood.telemetry.tracing import Tracing, traceparent_of
 from verify_service.core.request import StageTimes
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 from verify_service.step.step_stats import SequenceStep
 
 
@@ -24,7 +24,7 @@ class StepSpans:
         self._began_ns = 0
         self._open: tuple[Span, Span] | None = None  # the step and its draft stage
 
-    def begin(self, batch: Seq[Sequence]) -> str:
+    def begin(self, batch: Sequence[SequenceState]) -> str:
         """Opens the step and its first stage, to which what the drafter does belongs."""
         if self._open is not None:
             self._abandon(*self._open)
@@ -43,7 +43,7 @@ class StepSpans:
         self._open = step, draft
         return traceparent_of(draft)
 
-    def step(self, steps: Seq[SequenceStep], times: StageTimes) -> None:
+    def step(self, steps: Sequence[SequenceStep], times: StageTimes) -> None:
         """Closes them, with the other stages behind the first: they follow each other without a gap."""
         if self._open is None:
             return

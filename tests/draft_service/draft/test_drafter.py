@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draft_service.draft.candidates import CandidateRanker, TreeOptions, build_tree, likeliest
-from draft_service.draft.drafter import ContextRows, Drafted, Drafter, Reason, Refused, SequenceStep
+from draft_service.draft.drafter import ContextRows, Drafted, Drafter, Refusal, RefusalReason, SequenceStep
 from draftwood.noise import gumbel
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
@@ -27,20 +27,20 @@ def on_time() -> bool:
     return False
 
 
-def draft(drafter: Drafter, base: int, context: ContextRows | None, **values: Any) -> Drafted | Refused:
+def draft(drafter: Drafter, base: int, context: ContextRows | None, **values: Any) -> Drafted | Refusal:
     settings: dict[str, Any] = {"sequence_id": 1, "epoch": 1, "root": 17, "tree": TREE} | values
     (result,) = drafter.step(1, [SequenceStep(base_length=base, context=context, **settings)], (), on_time).results
     assert result is not None
     return result
 
 
-def tree(result: Drafted | Refused) -> DraftTree:
+def tree(result: Drafted | Refusal) -> DraftTree:
     assert isinstance(result, Drafted), result
     return result.tree
 
 
-def refusal(result: Drafted | Refused) -> Refused:
-    assert isinstance(result, Refused), result
+def refusal(result: Drafted | Refusal) -> Refusal:
+    assert isinstance(result, Refusal), result
     return result
 
 
@@ -59,18 +59,18 @@ def test_gaps_say_what_is_there(make_drafter: MakeDrafter) -> None:
     drafter, _, _ = make_drafter()
     rows = rows_of(20)
     missing = refusal(draft(drafter, 5, None))
-    assert (missing.reason, missing.context_length) == (Reason.CONTEXT_INCOMPLETE, 0)
+    assert (missing.reason, missing.context_length) == (RefusalReason.CONTEXT_INCOMPLETE, 0)
     draft(drafter, 8, ContextRows(0, rows[:8]))
     for context, known in ((ContextRows(12, rows[12:]), 8), (ContextRows(8, rows[8:15]), 15), (None, 15)):
         refused = refusal(draft(drafter, 20, context))
-        assert (refused.reason, refused.context_length) == (Reason.CONTEXT_INCOMPLETE, known)
+        assert (refused.reason, refused.context_length) == (RefusalReason.CONTEXT_INCOMPLETE, known)
     assert tree(draft(drafter, 20, ContextRows(15, rows[15:]))).num_nodes == 13
 
 
 def test_base_before_the_cached_end_is_invalid(make_drafter: MakeDrafter) -> None:
     drafter, _, _ = make_drafter()
     draft(drafter, 8, ContextRows(0, rows_of(8)))
-    assert refusal(draft(drafter, 7, None)).reason is Reason.INVALID
+    assert refusal(draft(drafter, 7, None)).reason is RefusalReason.INVALID
 
 
 def test_a_new_epoch_starts_over(make_drafter: MakeDrafter) -> None:
@@ -90,7 +90,7 @@ def test_slots_are_bounded_and_come_back(make_drafter: MakeDrafter) -> None:
     total = drafter.cache.num_free
     for i in range(total):
         tree(draft(drafter, 4, ContextRows(0, rows_of(4)), sequence_id=i))
-    assert refusal(draft(drafter, 4, ContextRows(0, rows_of(4)), sequence_id=99)).reason is Reason.CACHE_FULL
+    assert refusal(draft(drafter, 4, ContextRows(0, rows_of(4)), sequence_id=99)).reason is RefusalReason.CACHE_FULL
     drafter.step(1, [], [3, 3, 12345], on_time)
     assert drafter.cache.num_free == 1
     tree(draft(drafter, 4, ContextRows(0, rows_of(4)), sequence_id=99))
@@ -102,7 +102,7 @@ def test_slots_are_bounded_and_come_back(make_drafter: MakeDrafter) -> None:
 
 def test_context_is_bounded(make_drafter: MakeDrafter) -> None:
     drafter, _, _ = make_drafter({"max_context": 10})
-    assert refusal(draft(drafter, 11, ContextRows(0, rows_of(11)))).reason is Reason.CACHE_FULL
+    assert refusal(draft(drafter, 11, ContextRows(0, rows_of(11)))).reason is RefusalReason.CACHE_FULL
     assert tree(draft(drafter, 10, ContextRows(0, rows_of(10)))).num_nodes == 13
 
 
@@ -112,7 +112,7 @@ def test_windowed_context_may_start_late(make_drafter: MakeDrafter) -> None:
     whole = tree(draft(drafter, 50, ContextRows(0, rows), sequence_id=2))
     assert tree(draft(drafter, 50, ContextRows(42, rows[42:]))).token_ids == whole.token_ids
     short = refusal(draft(drafter, 50, ContextRows(43, rows[43:]), sequence_id=3))
-    assert (short.reason, short.context_length) == (Reason.CONTEXT_INCOMPLETE, 0)
+    assert (short.reason, short.context_length) == (RefusalReason.CONTEXT_INCOMPLETE, 0)
     again = tree(draft(drafter, 50, ContextRows(41, rows[41:]), sequence_id=3))
     assert again.token_ids == whole.token_ids
     assert again.log_probs == pytest.approx(whole.log_probs, abs=1e-4)
@@ -136,8 +136,8 @@ def test_late_messages_bring_their_context_all_the_same(make_drafter: MakeDrafte
     drafter, _, _ = make_drafter()
     step = SequenceStep(1, 1, 6, 17, ContextRows(0, rows_of(6)), TREE)
     (result,) = drafter.step(1, [step], (), lambda: True).results
-    assert isinstance(result, Refused)
-    assert result.reason is Reason.DEADLINE
+    assert isinstance(result, Refusal)
+    assert result.reason is RefusalReason.DEADLINE
     tree(draft(drafter, 6, None))
 
 

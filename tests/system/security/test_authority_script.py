@@ -15,7 +15,7 @@ import pytest
 
 from draftwood.cli.stack.ports import free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "deploy" / "make-test-authority.sh"
 START_S = 100.0
 

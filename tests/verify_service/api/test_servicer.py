@@ -33,7 +33,7 @@ from tests.verify_service.harness import ScriptedDrafter, oracle_tree
 from tests.verify_service.models import save_tiny
 from verify_service.api.servicer import VerifyServicer
 from verify_service.build import Service, build
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 
 VOCAB, CONTEXT = 256, 2048
 PROMPT = [5, 9, 60, 33, 7]
@@ -46,10 +46,10 @@ class Served:
 
     service: Service
     script: dict[str, Any] = field(default_factory=dict[str, Any])
-    sequences: list[Sequence] = field(default_factory=list[Sequence])  # that drafts were asked for
+    sequences: list[SequenceState] = field(default_factory=list[SequenceState])  # that drafts were asked for
     freed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
-    def propose(self, sequence: Sequence) -> DraftTree | None:
+    def propose(self, sequence: SequenceState) -> DraftTree | None:
         self.sequences.append(sequence)
         make = self.script.get("make")
         return make(sequence) if make is not None else None
@@ -65,10 +65,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     drafted = replace(built.defaults, algorithm="ddtree", is_drafted=True)  # by the test's script
     served = Served(replace(built, defaults=drafted))
     engine = served.service.engine
-    engine.drafter = ScriptedDrafter(served.propose)  # pyright: ignore[reportAttributeAccessIssue]
+    engine.coordinator = ScriptedDrafter(served.propose)  # pyright: ignore[reportAttributeAccessIssue]
     remove = engine.scheduler.remove
 
-    def remove_and_say(sequence: Sequence) -> None:
+    def remove_and_say(sequence: SequenceState) -> None:
         remove(sequence)
         served.freed.release()
 
@@ -144,10 +144,10 @@ async def until_idle(stub: Any) -> None:
     await until_load(stub, lambda load: not (load.num_running or load.num_queued or load.pages_used or load.slots_used))
 
 
-def oracle(truth: list[int], depth: int = 6, budget: int = 12) -> Callable[[Sequence], DraftTree]:
+def oracle(truth: list[int], depth: int = 6, budget: int = 12) -> Callable[[SequenceState], DraftTree]:
     rng = random.Random(1)
 
-    def make(sequence: Sequence) -> DraftTree:
+    def make(sequence: SequenceState) -> DraftTree:
         known = truth[len(sequence.answer) :]
         return oracle_tree(rng, sequence.root, known, VOCAB, depth=depth, budget=budget)
 
@@ -382,7 +382,7 @@ async def test_seeded_request_alone_twice_and_in_a_mixed_batch(stub: Any, served
     assert (await generate(stub, **hot)).tokens == alone
     right = oracle(alone)
 
-    def make(sequence: Sequence) -> DraftTree | None:
+    def make(sequence: SequenceState) -> DraftTree | None:
         return right(sequence) if sequence.request.sampling.seed == 42 else None
 
     served.script["make"] = make
@@ -404,7 +404,7 @@ async def test_drafts_that_stop_coming_change_nothing(stub: Any, served: Served)
     right = oracle(truth, depth=3, budget=15)
     for last in (1, 4, 9):
 
-        def make(sequence: Sequence, last: int = last) -> DraftTree | None:
+        def make(sequence: SequenceState, last: int = last) -> DraftTree | None:
             return right(sequence) if sequence.stats.num_steps < last else None
 
         served.script["make"] = make
@@ -521,7 +521,7 @@ async def test_whom_a_request_belongs_to(stub: Any, served: Served) -> None:
 async def test_step_that_fails_ends_its_requests_and_not_the_service(
     stub: Any, served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(_: Sequence) -> DraftTree:
+    def broken(_: SequenceState) -> DraftTree:
         raise RuntimeError("a fault of ours")
 
     before = (await generate(stub, algorithm=NONE)).tokens

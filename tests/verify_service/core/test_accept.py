@@ -17,7 +17,7 @@ from draftwood.noise import NoiseCache
 from draftwood.sampling import SamplingParams, TokenCounts
 from draftwood.tree import DraftTree
 from verify_service.core.accept import Accepted, Finish, accept
-from verify_service.step.sampler import NodeDraws, log_probs_of
+from verify_service.step.sampler import NodeSampler, log_probs_of
 
 STOP = 99
 
@@ -106,7 +106,7 @@ def test_accepts_what_plain_decoding_says(data: st.DataObject) -> None:
         assert (accepted.path[-1], accepted.tokens[-1]) not in seen  # it ended because no child carries the token
 
 
-def draws(answer: list[int], logits: torch.Tensor, tree: DraftTree, **settings: Any) -> NodeDraws:
+def draws(answer: list[int], logits: torch.Tensor, tree: DraftTree, **settings: Any) -> NodeSampler:
     """Draws of a sequence in the middle of its answer."""
     values: dict[str, Any] = {"sampling": SamplingParams(), "min_new_tokens": 0, "num_log_probs": None} | settings
 
@@ -119,7 +119,7 @@ def draws(answer: list[int], logits: torch.Tensor, tree: DraftTree, **settings: 
         base_length=10,
         counts=counts,
     )
-    return NodeDraws(sequence, tree, logits, frozenset({0}), NoiseCache(logits.shape[1]))
+    return NodeSampler(sequence, tree, logits, frozenset({0}), NoiseCache(logits.shape[1]))
 
 
 @pytest.mark.parametrize("min_new_tokens", range(7))

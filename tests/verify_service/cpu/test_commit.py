@@ -16,10 +16,10 @@ from draftwood.tree import DraftTree
 from tests.verify_service.bench import Bench, buffers, config_of
 from tests.verify_service.models import save_tiny
 from tests.verify_service.oracles import gdn_token, mamba2_token, path_to, relative_error
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
+from verify_service.core.target_spec import MAMBA2
 from verify_service.cpu.step_inputs import StepRow
-from verify_service.cpu.target import Stash
-from verify_service.model.spec import MAMBA2
+from verify_service.cpu.target import CommitInputs
 
 PROMPT = list(range(40, 65))
 
@@ -35,7 +35,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def sequence(bench: Bench) -> Iterator[Sequence]:
+def sequence(bench: Bench) -> Iterator[SequenceState]:
     sequence = bench.begin(PROMPT, 20, algorithm="ddtree")
     yield sequence
     bench.end(sequence)
@@ -49,12 +49,14 @@ def random_tree(root: int, num_nodes: int, seed: int) -> DraftTree:
 
 
 @torch.inference_mode()
-def replay(bench: Bench, sequence: Sequence, stash: Stash, parts: list[list[int]]) -> dict[str, torch.Tensor]:
+def replay(
+    bench: Bench, sequence: SequenceState, commit_inputs: CommitInputs, parts: list[list[int]]
+) -> dict[str, torch.Tensor]:
     """Commits the parts one after the other; returns the new state and puts the old one back."""
     states, windows = (pool[:, sequence.state_slot] for pool in (bench.pools.states, bench.pools.windows))
     before = states.clone(), windows.clone()
     for part in parts:
-        bench.decoder.committer.commit_states(stash, 0, torch.tensor(part), sequence.state_slot)
+        bench.runner.committer.commit_states(commit_inputs, 0, torch.tensor(part), sequence.state_slot)
     after = {"states": states.clone(), "windows": windows.clone()}
     states.copy_(before[0])
     windows.copy_(before[1])
@@ -62,43 +64,47 @@ def replay(bench: Bench, sequence: Sequence, stash: Stash, parts: list[list[int]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_path_is_committed_as_one_token_at_a_time(bench: Bench, sequence: Sequence, seed: int) -> None:
+def test_a_path_is_committed_as_one_token_at_a_time(bench: Bench, sequence: SequenceState, seed: int) -> None:
     tree = random_tree(sequence.root, 40, seed)
-    stash = bench.record(sequence, tree)
+    commit_inputs = bench.record(sequence, tree)
     deepest = max(range(40), key=tree.depths.__getitem__)
     for node in (0, deepest, *random.Random(seed).sample(range(40), 4)):
         path = path_to(tree.parents, node)
-        whole = replay(bench, sequence, stash, [path])
-        single = replay(bench, sequence, stash, [[i] for i in path])
-        halves = replay(bench, sequence, stash, [p for p in (path[: len(path) // 2], path[len(path) // 2 :]) if p])
+        whole = replay(bench, sequence, commit_inputs, [path])
+        single = replay(bench, sequence, commit_inputs, [[i] for i in path])
+        halves = replay(
+            bench, sequence, commit_inputs, [p for p in (path[: len(path) // 2], path[len(path) // 2 :]) if p]
+        )
         for name, value in whole.items():
             assert torch.equal(value, single[name]), name
             assert torch.equal(value, halves[name]), name
 
 
-def test_committed_state_is_the_recurrence(bench: Bench, sequence: Sequence) -> None:
+def test_committed_state_is_the_recurrence(bench: Bench, sequence: SequenceState) -> None:
     tree = random_tree(sequence.root, 30, 7)
-    stash = bench.record(sequence, tree)
+    commit_inputs = bench.record(sequence, tree)
     path = path_to(tree.parents, max(range(30), key=tree.depths.__getitem__))
     before = bench.pools.states[:, sequence.state_slot].double()
-    after = replay(bench, sequence, stash, [path])["states"]
-    recurrent = bench.decoder.model.spec.recurrent
+    after = replay(bench, sequence, commit_inputs, [path])["states"]
+    recurrent = bench.runner.model.spec.recurrent
     assert recurrent is not None
     token = mamba2_token if recurrent.kind == MAMBA2 else gdn_token
     for layer in range(after.shape[0] if after.numel() else 0):
         wanted = before[layer]
         for i in path:
-            inputs = (t[layer, 0, i].double() for t in (stash.k, stash.v, stash.g, stash.beta))
+            inputs = (
+                t[layer, 0, i].double() for t in (commit_inputs.k, commit_inputs.v, commit_inputs.g, commit_inputs.beta)
+            )
             wanted = token(wanted, *inputs)
         assert relative_error(after[layer], wanted) < 2e-6
 
 
-def test_prefill_chunks_of_any_size_leave_the_same_state(bench: Bench, sequence: Sequence) -> None:
+def test_prefill_chunks_of_any_size_leave_the_same_state(bench: Bench, sequence: SequenceState) -> None:
     """One pass's inputs, committed in chunks as prefill would: 64 at once, 16 + 47 + 1, sevens, ones."""
     chain = DraftTree.chain(PROMPT[0], [3 + (7 * i) % 200 for i in range(63)])
-    stash = bench.record(sequence, chain)
+    commit_inputs = bench.record(sequence, chain)
     splits = [[0, 64], [0, 16, 63, 64], [*range(0, 64, 7), 64], list(range(65))]
-    outs = [replay(bench, sequence, stash, [list(range(a, b)) for a, b in pairwise(edges)]) for edges in splits]
+    outs = [replay(bench, sequence, commit_inputs, [list(range(a, b)) for a, b in pairwise(edges)]) for edges in splits]
     for out in outs[1:]:
         assert torch.equal(out["states"], outs[0]["states"])
         assert torch.equal(out["windows"], outs[0]["windows"])
@@ -123,12 +129,12 @@ def test_prompts_prefilled_together_are_as_if_alone(bench: Bench) -> None:
     prompts = [PROMPT, PROMPT[::-1][:7], [9, *PROMPT, *PROMPT]]
     alone = [bench.begin(prompt, 4, algorithm="ddtree") for prompt in prompts]
     together = [bench.admit(prompt, 4, algorithm="ddtree") for prompt in prompts[:2]]
-    bench.decoder.prefill([(together[0], 20), (together[1], 7)])
+    bench.runner.prefill([(together[0], 20), (together[1], 7)])
     together.append(bench.admit(prompts[2], 4, algorithm="ddtree"))
-    bench.decoder.prefill([(together[0], 5), (together[2], 51)])
+    bench.runner.prefill([(together[0], 5), (together[2], 51)])
     for one, other in zip(alone, together, strict=True):
         assert other.is_prefilled
-        assert bench.decoder.first_token(other) is None
+        assert bench.runner.first_token(other) is None
         assert other.root == one.root
         wanted, found = bench.committed(one), bench.committed(other)
         for name, value in wanted.items():
@@ -139,7 +145,7 @@ def test_prompts_prefilled_together_are_as_if_alone(bench: Bench) -> None:
 
 
 @torch.inference_mode()
-def test_a_pass_writes_every_cell_that_a_commit_reads(bench: Bench, sequence: Sequence) -> None:
+def test_a_pass_writes_every_cell_that_a_commit_reads(bench: Bench, sequence: SequenceState) -> None:
     """Buffers are reused: whatever a pass leaves unwritten would be an older step's. Poisoned, it shows."""
     tree = random_tree(sequence.root, 13, 3)
     recorded = buffers(bench.record(sequence, tree))
@@ -156,7 +162,7 @@ def test_a_pass_writes_every_cell_that_a_commit_reads(bench: Bench, sequence: Se
 
 
 @torch.inference_mode()
-def test_a_pass_changes_no_committed_state(bench: Bench, sequence: Sequence) -> None:
+def test_a_pass_changes_no_committed_state(bench: Bench, sequence: SequenceState) -> None:
     """Only a commit does: a failed or abandoned pass leaves nothing to undo."""
     pools = bench.pools
     before = [pool.clone() for pool in (pools.keys, pools.values, pools.features, pools.states, pools.windows)]
@@ -166,17 +172,17 @@ def test_a_pass_changes_no_committed_state(bench: Bench, sequence: Sequence) -> 
 
 
 @torch.inference_mode()
-def test_hidden_states_of_a_tree_are_those_of_its_paths(bench: Bench, sequence: Sequence) -> None:
+def test_hidden_states_of_a_tree_are_those_of_its_paths(bench: Bench, sequence: SequenceState) -> None:
     """Contract (b) through the whole model: every path alone as a chain, and with other siblings beside it.
 
     The wide random weights of the tiny models blow rounding up to 4e-5; a wrong ancestor moves a node by 1e-2 and more.
     """
     parents = random_parents(random.Random(8), 14)
-    model = bench.decoder.model
+    model = bench.runner.model
 
     def hidden(tree: DraftTree) -> torch.Tensor:
         row = StepRow(tree, sequence.base_length, sequence.slots, sequence.state_slot)
-        return model.run(bench.derive([row]), bench.pools).hidden[0, : tree.num_nodes].clone()
+        return model.run(bench.build_step_inputs([row]), bench.pools).hidden[0, : tree.num_nodes].clone()
 
     tokens = random.Random(9).sample(range(3, 150), 13)
     tolerance = 1e-5 if model.spec.vocab_size > 256 else 1e-4
@@ -202,7 +208,7 @@ def test_rows_of_others_are_neither_read_nor_written(bench: Bench) -> None:
     clean = bench.begin(PROMPT, 20, algorithm="ddtree")
     trees = [random_tree(clean.root, 9, seed) for seed in range(3)]
 
-    def run(sequence: Sequence) -> tuple[list[int], dict[str, torch.Tensor]]:
+    def run(sequence: SequenceState) -> tuple[list[int], dict[str, torch.Tensor]]:
         for tree in trees:
             bench.step([sequence], {sequence.sequence_id: DraftTree.from_nodes(
                 sequence.root, tree.token_ids[1:], tree.parents[1:], tree.log_probs[1:]

@@ -13,15 +13,15 @@ from draftwood.tree import DraftTree
 from tests.verify_service.bench import Bench, config_of
 from tests.verify_service.harness import oracle_tree
 from tests.verify_service.models import save_tiny
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 
 TOLERANCE = 1e-5
 
 
-def mixed_steps(bench: Bench, sequence: Sequence, truth: Sequence, base_length: int, seed: int) -> list[int]:
+def mixed_steps(bench: Bench, sequence: SequenceState, truth: SequenceState, base_length: int, seed: int) -> list[int]:
     """Steps the sequence to `base_length` with drafts that are right for a while, wrong, or absent; accepted counts."""
     rng = random.Random(seed)
-    vocab, start = bench.decoder.model.spec.vocab_size, len(sequence.request.prompt)
+    vocab, start = bench.runner.model.spec.vocab_size, len(sequence.request.prompt_token_ids)
     accepted: list[int] = []
     while (left := base_length - sequence.base_length) > 0:
         trees: dict[int, DraftTree] = {}
@@ -36,7 +36,7 @@ def mixed_steps(bench: Bench, sequence: Sequence, truth: Sequence, base_length: 
     return accepted
 
 
-def check_equal(bench: Bench, drafted: Sequence, plain: Sequence) -> None:
+def check_equal(bench: Bench, drafted: SequenceState, plain: SequenceState) -> None:
     assert drafted.answer == plain.answer[: len(drafted.answer)]
     assert drafted.base_length == plain.base_length
     wanted = bench.committed(plain)

@@ -18,7 +18,7 @@ from draftwood.tree import DraftTree
 from tests.verify_service.harness import Answer, oracle_tree, run_all, start_engine
 from tests.verify_service.models import FAMILIES, THOROUGH, VARIANTS, save_tiny
 from verify_service.core.request import Request
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 from verify_service.engine.engine import Engine
 
 NEW_TOKENS = 20
@@ -39,7 +39,7 @@ class Case:
     def truths(self) -> dict[tuple[int, ...], list[int]]:
         return {prompt: ids for prompt, (ids, _) in self.answers.items()}
 
-    def propose(self, sequence: Sequence) -> DraftTree | None:
+    def propose(self, sequence: SequenceState) -> DraftTree | None:
         make = self.script.get("make")
         return make(sequence) if make is not None else None
 
@@ -85,7 +85,12 @@ def reference_answer(model: Any, prompt: tuple[int, ...], new_tokens: int) -> tu
 
 def make_request(prompt: tuple[int, ...], **changes: Any) -> Request:
     request = Request(
-        request_id="r", prompt=prompt, max_new_tokens=NEW_TOKENS, algorithm="ddtree", tree_budget=63, num_log_probs=3
+        request_id="r",
+        prompt_token_ids=prompt,
+        max_new_tokens=NEW_TOKENS,
+        algorithm="ddtree",
+        tree_budget=63,
+        num_log_probs=3,
     )
     return replace(request, **changes)
 
@@ -95,10 +100,10 @@ def oracle(truths: dict[tuple[int, ...], list[int]], mode: str, seed: int = 0) -
     rng = random.Random(seed)
     shape, budget = mode.split()[0], int(mode.split()[1])
 
-    def make(sequence: Sequence) -> DraftTree | None:
+    def make(sequence: SequenceState) -> DraftTree | None:
         if rng.random() < 0.2:
             return None
-        truth = truths[sequence.request.prompt][len(sequence.answer) :]
+        truth = truths[sequence.request.prompt_token_ids][len(sequence.answer) :]
         depth = rng.randrange(0, 12)
         if shape == "chain":
             good = truth[: min(depth, budget)]
@@ -111,7 +116,7 @@ def oracle(truths: dict[tuple[int, ...], list[int]], mode: str, seed: int = 0) -
 
 def check_greedy(case: Case, requests: list[Request], outs: list[Answer], mode: str) -> None:
     for request, out in zip(requests, outs, strict=True):
-        ids, log_probs = case.answers[request.prompt]
+        ids, log_probs = case.answers[request.prompt_token_ids]
         assert out.tokens == ids, mode
         wanted = [float(log_probs[i, token]) for i, token in enumerate(ids)]
         assert [entry.log_prob for entry in out.log_probs] == pytest.approx(wanted, abs=2e-3), mode
@@ -146,12 +151,12 @@ def test_time_steps_are_limited_as_in_a_forward_over_the_whole_text(tmp_path: Pa
     case = next(serving)
     request = make_request(prompts()[-1])
     (plain,) = run_all(case.engine, [request])
-    case.script["make"] = oracle({request.prompt: plain.tokens}, mode)
+    case.script["make"] = oracle({request.prompt_token_ids: plain.tokens}, mode)
     (answer,) = run_all(case.engine, [request])
-    text = torch.tensor([[*request.prompt, *answer.tokens]])
+    text = torch.tensor([[*request.prompt_token_ids, *answer.tokens]])
     with torch.inference_mode():
-        wanted = case.reference(text).logits[0, len(request.prompt) - 1 : -1].double().log_softmax(-1)
-    assert answer.tokens == wanted.argmax(-1).tolist() != case.truths[request.prompt]
+        wanted = case.reference(text).logits[0, len(request.prompt_token_ids) - 1 : -1].double().log_softmax(-1)
+    assert answer.tokens == wanted.argmax(-1).tolist() != case.truths[request.prompt_token_ids]
     assert [entry.log_prob for entry in answer.log_probs] == pytest.approx(wanted.max(-1).values.tolist(), abs=2e-3)
     assert next(serving, None) is None  # stopped
 
@@ -171,7 +176,7 @@ def test_seeded_sampling_does_not_depend_on_drafts_or_batch(case: Case) -> None:
     case.script["make"] = None
     plain = [a.tokens for a in run_all(case.engine, requests)]
     assert run_all(case.engine, requests[1:2])[0].tokens == plain[1]
-    truths = {r.prompt: tokens for r, tokens in zip(requests, plain, strict=True)}
+    truths = {r.prompt_token_ids: tokens for r, tokens in zip(requests, plain, strict=True)}
     for seed, mode in enumerate(case.modes[1:]):
         case.script["make"] = oracle(truths, mode, seed=seed)
         assert [a.tokens for a in run_all(case.engine, requests)] == plain
@@ -187,7 +192,7 @@ def test_penalties_count_along_the_path(case: Case) -> None:
     requests = [make_request(p, sampling=sampling) for p in prompts()[:2]]
     case.script["make"] = None
     plain = [a.tokens for a in run_all(case.engine, requests)]
-    truths = {r.prompt: tokens for r, tokens in zip(requests, plain, strict=True)}
+    truths = {r.prompt_token_ids: tokens for r, tokens in zip(requests, plain, strict=True)}
     case.script["make"] = oracle(truths, "tree 31")
     assert [a.tokens for a in run_all(case.engine, requests)] == plain
 

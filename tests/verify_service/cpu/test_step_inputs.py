@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draftwood.tree import DraftTree
 from tests.verify_service.oracles import path_to
-from verify_service.cpu.step_inputs import StepRow, derive, fill_paths
+from verify_service.cpu.step_inputs import StepRow, build_step_inputs, fill_paths
 
 
 @st.composite
@@ -23,36 +23,36 @@ def trees(draw: st.DrawFn, max_nodes: int = 20) -> DraftTree:
     return DraftTree.from_nodes(7, list(range(10, 9 + num_nodes)), parents, [-1.0] * (num_nodes - 1))
 
 
-def brute_force(tree: DraftTree, n: int, taps: int) -> tuple[np.ndarray, np.ndarray]:
+def brute_force(tree: DraftTree, n: int, kernel_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Ancestor rows and convolution windows, node by node by walking up."""
-    inclusive, index = np.zeros((n, n), np.float32), np.zeros((n, taps), np.int64)
+    ancestor_mask, index = np.zeros((n, n), np.float32), np.zeros((n, kernel_size), np.int64)
     for i in range(n):
         path = path_to(tree.parents, i) if i < tree.num_nodes else [i]
-        inclusive[i, path] = 1.0
+        ancestor_mask[i, path] = 1.0
         if i < tree.num_nodes:
-            rows = [*range(taps - 1), *(taps - 1 + j for j in path)]  # the window, then the path
-            index[i] = rows[len(rows) - taps :]
+            rows = [*range(kernel_size - 1), *(kernel_size - 1 + j for j in path)]  # the window, then the path
+            index[i] = rows[len(rows) - kernel_size :]
         else:
-            index[i] = taps - 1 + i
-    return inclusive, index
+            index[i] = kernel_size - 1 + i
+    return ancestor_mask, index
 
 
 @given(trees(), st.integers(0, 9), st.integers(1, 5))
-def test_fill_paths(tree: DraftTree, spare: int, taps: int) -> None:
+def test_fill_paths(tree: DraftTree, spare: int, kernel_size: int) -> None:
     n = tree.num_nodes + spare
-    inclusive, index = np.zeros((n, n), np.float32), np.full((n, taps), -7, np.int64)
-    fill_paths(tree.parents, inclusive, index)
-    wanted = brute_force(tree, n, taps)
-    np.testing.assert_array_equal(inclusive, wanted[0])
+    ancestor_mask, index = np.zeros((n, n), np.float32), np.full((n, kernel_size), -7, np.int64)
+    fill_paths(tree.parents, ancestor_mask, index)
+    wanted = brute_force(tree, n, kernel_size)
+    np.testing.assert_array_equal(ancestor_mask, wanted[0])
     np.testing.assert_array_equal(index, wanted[1])
 
 
 @given(st.lists(st.tuples(trees(), st.integers(0, 40)), min_size=1, max_size=4), st.integers(0, 30), st.integers(1, 4))
-def test_derive(parts: list[tuple[DraftTree, int]], num_nodes: int, taps: int) -> None:
+def test_derive(parts: list[tuple[DraftTree, int]], num_nodes: int, kernel_size: int) -> None:
     """Every field, padding included: it reads scratch rows."""
     order = np.random.default_rng(0).permutation(np.arange(1, 1000))
     rows = [StepRow(t, base, order[80 * i : 80 * i + base + 21], i + 3) for i, (t, base) in enumerate(parts)]
-    inputs = derive(rows, taps=taps, scratch_slot=0, num_nodes=num_nodes)
+    inputs = build_step_inputs(rows, kernel_size=kernel_size, scratch_slot=0, num_nodes=num_nodes)
     n = max(num_nodes, *(row.tree.num_nodes for row in rows), 2 if len(rows) > 1 else 1)
     n = n if n <= 2 else math.ceil(n / 4) * 4 if n <= 16 else math.ceil(n / 16) * 16
     assert inputs.input_ids.shape == inputs.positions.shape == (len(rows), n)
@@ -65,8 +65,8 @@ def test_derive(parts: list[tuple[DraftTree, int]], num_nodes: int, taps: int) -
         assert not inputs.prefix_slots[b, base:].any()
         assert (inputs.prefix_bias[b, :base] == 0).all()
         assert (inputs.prefix_bias[b, base:] == -torch.inf).all()
-        inclusive, index = brute_force(tree, n, taps)
-        assert inputs.inclusive[b].numpy().tolist() == inclusive.tolist()
+        ancestor_mask, index = brute_force(tree, n, kernel_size)
+        assert inputs.ancestor_mask[b].numpy().tolist() == ancestor_mask.tolist()
         assert inputs.conv_index[b].numpy().tolist() == index.tolist()
-    assert torch.equal(inputs.off_path == 0, inputs.inclusive == 1)
-    assert torch.equal(inputs.off_path == -torch.inf, inputs.inclusive == 0)
+    assert torch.equal(inputs.ancestor_bias == 0, inputs.ancestor_mask == 1)
+    assert torch.equal(inputs.ancestor_bias == -torch.inf, inputs.ancestor_mask == 0)

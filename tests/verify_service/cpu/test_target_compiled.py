@@ -12,7 +12,7 @@ import torch
 from draftwood.tree import DraftTree
 from tests.verify_service.models import save_tiny
 from verify_service.cache.pools import Pools, allocate_pools
-from verify_service.cpu.step_inputs import StepInputs, StepRow, derive
+from verify_service.cpu.step_inputs import StepInputs, StepRow, build_step_inputs
 from verify_service.cpu.target import PassOutputs, TargetModel
 from verify_service.model.loading import load_target
 
@@ -37,15 +37,15 @@ def step_of(num_sequences: int, num_nodes: int, rng: random.Random) -> StepInput
         tree = DraftTree.from_nodes(tokens[0], tokens[1:], parents, [-1.0] * len(parents))
         slots = np.arange(1 + 100 * i, 101 + 100 * i)
         rows.append(StepRow(tree, rng.randint(1, 90), slots, i + 1))
-    return derive(rows, taps=4, scratch_slot=0)
+    return build_step_inputs(rows, kernel_size=4, scratch_slot=0)
 
 
 def check(compiled: TargetModel, eager: TargetModel, step: StepInputs, pools: Pools) -> None:
-    """The same hidden states and the same stash."""
+    """The same hidden states and the same commit_inputs."""
     outputs: list[PassOutputs] = [model.run(step, pools) for model in (compiled, eager)]
     torch.testing.assert_close(outputs[0].hidden, outputs[1].hidden, rtol=1e-4, atol=1e-4)
     for name in ("keys", "values", "inputs", "k", "v", "g", "beta"):
-        ours, wanted = (getattr(o.stash, name) for o in outputs)
+        ours, wanted = (getattr(o.commit_inputs, name) for o in outputs)
         torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4, msg=name)
 
 
@@ -75,7 +75,7 @@ def test_compiled_passes_equal_eager_ones(
     for compile_steps in (True, False):
         model, spec = load_target(tmp_path, torch.float32, CPU)
         models.append(
-            TargetModel(model, spec, tap_layer_ids=(len(layers) - 1,), max_context=256, compile_steps=compile_steps),
+            TargetModel(model, spec, target_layer_ids=(len(layers) - 1,), max_context=256, compile_steps=compile_steps),
         )
     spec = models[0].spec
     pools = allocate_pools(spec, num_slots=1024, num_states=8, feature_size=64, dtype=torch.float32, device=CPU)

@@ -57,11 +57,11 @@ def test_drafter_that_does_not_match_is_not_used_until_it_does(make_rig: MakeRig
     assert rig.client.mismatch is not None
     assert rig.client.status.startswith("mismatch")
     assert "101" in rig.client.status
-    assert rig.drafter.link is None
-    assert rig.drafter.draft([rig.sequence()]).trees == {}
+    assert rig.coordinator.link is None
+    assert rig.coordinator.draft([rig.sequence()]).trees == {}
     rig.fake.model.vocab_size = 100
     until(lambda: rig.client.status == "ready")
-    assert rig.drafter.link is not None
+    assert rig.coordinator.link is not None
     assert rig.client.mismatch is None
 
 
@@ -69,7 +69,7 @@ def test_a_step_says_all_that_the_contract_asks_for(make_rig: MakeRig) -> None:
     rig = make_rig()
     sampling = SamplingParams(temperature=0.5, top_k=9, top_p=0.75, seed=2**63 + 5)
     sequence = rig.sequence(3, 5, sampling=sampling, spine=True)
-    drafts = rig.drafter.draft([sequence])
+    drafts = rig.coordinator.draft([sequence])
     assert drafts.trees == {3: DraftTree.chain(42, [11, 12])}
     assert drafts.busy == 7e-6
     message = rig.request()
@@ -89,7 +89,7 @@ def test_the_next_request_is_the_commit(make_rig: MakeRig) -> None:
     rig = make_rig()
     sequence = rig.sequence(1, 5)
     for start, tokens in ((0, (11, 12, 13)), (5, (50,)), (8, (11, 9)), (9, (1,))):
-        assert rig.drafter.draft([sequence]).trees.keys() == {1}
+        assert rig.coordinator.draft([sequence]).trees.keys() == {1}
         part = rig.request().sequences[0]
         assert part.context.start == start
         assert len(part.context.token_ids) == 4 * (sequence.base_length - start)
@@ -101,9 +101,9 @@ def test_the_next_request_is_the_commit(make_rig: MakeRig) -> None:
 def test_rows_travel_in_bfloat16(make_rig: MakeRig) -> None:
     rig = make_rig()
     rows = rig.pools.features.bfloat16()
-    rig.drafter.pools = Pools(rows, rows, rows, rows, rows)
+    rig.coordinator.pools = Pools(rows, rows, rows, rows, rows)
     sequence = rig.sequence(1, 5)
-    assert rig.drafter.draft([sequence]).trees
+    assert rig.coordinator.draft([sequence]).trees
     context = rig.request().sequences[0].context
     assert context.format == draft_pb2.FEATURE_FORMAT_BFLOAT16
     wanted = rows[torch.from_numpy(sequence.slots[:5])].view(torch.int16).numpy().tobytes()
@@ -113,15 +113,15 @@ def test_rows_travel_in_bfloat16(make_rig: MakeRig) -> None:
 def test_only_sequences_that_can_use_a_draft_get_one(make_rig: MakeRig) -> None:
     rig = make_rig()
     plain, last, drafted = rig.sequence(1, algorithm="none"), rig.sequence(2, max_new_tokens=2), rig.sequence(3)
-    assert rig.drafter.draft([plain, last, drafted]).trees.keys() == {3}
+    assert rig.coordinator.draft([plain, last, drafted]).trees.keys() == {3}
     assert [part.sequence_id for part in rig.request().sequences] == [3]
-    assert rig.drafter.draft([plain, last]).trees == {}
+    assert rig.coordinator.draft([plain, last]).trees == {}
     assert rig.fake.requests.empty()
 
 
 def test_chain_is_cut_to_the_drafters_depth(make_rig: MakeRig) -> None:
     rig = make_rig()
-    rig.drafter.draft([rig.sequence(1, algorithm="dflash", tree_budget=63)])
+    rig.coordinator.draft([rig.sequence(1, algorithm="dflash", tree_budget=63)])
     tree = rig.request().sequences[0].tree
     assert (tree.algorithm, tree.tree_budget) == (tree_pb2.ALGORITHM_DFLASH, 7)
 
@@ -129,7 +129,7 @@ def test_chain_is_cut_to_the_drafters_depth(make_rig: MakeRig) -> None:
 def test_window_of_the_drafter_bounds_the_context(make_rig: MakeRig) -> None:
     rig = make_rig(model={"context_window": 4})
     sequence = rig.sequence(1, 20)
-    assert rig.drafter.draft([sequence]).trees
+    assert rig.coordinator.draft([sequence]).trees
     context = rig.request().sequences[0].context
     assert context.start == 16
     assert np.frombuffer(context.token_ids, "<i4").tolist() == [36, 37, 38, 39]
@@ -163,43 +163,43 @@ def test_malformed_tree_is_rejected_and_counted(make_rig: MakeRig, kind: str, ca
     budget = 8 if kind == "too deep" else 7
     bad, good = rig.sequence(1, tree_budget=budget), rig.sequence(2)
     with caplog.at_level(logging.WARNING):
-        drafts = rig.drafter.draft([bad, good])
+        drafts = rig.coordinator.draft([bad, good])
     assert drafts.trees.keys() == {2}  # the neighbour keeps its tree
     assert (rig.client.rejected_trees, rig.client.stale_trees) == (1, 0)
     assert "rejected a tree" in caplog.text
     rig.fake.answer = lambda s: result(s, tree=chain(6))
     rig.commit(bad, 1)
-    assert rig.drafter.draft([bad, good]).trees.keys() == {1, 2}  # and the next one is welcome
+    assert rig.coordinator.draft([bad, good]).trees.keys() == {1, 2}  # and the next one is welcome
 
 
 @pytest.mark.parametrize("change", [{"epoch": 9}, {"base_length": 4}, {"sequence_id": 77}])
 def test_stale_tree_is_dropped_and_counted(make_rig: MakeRig, change: dict[str, int]) -> None:
     rig = make_rig(lambda s: result(s, tree=chain(11), **change))
     sequence = rig.sequence()
-    assert rig.drafter.draft([sequence]).trees == {}
+    assert rig.coordinator.draft([sequence]).trees == {}
     assert (rig.client.rejected_trees, rig.client.stale_trees) == (0, 1)
     rig.fake.answer = lambda s: result(s, tree=chain(11))
-    assert rig.drafter.draft([sequence]).trees.keys() == {1}
+    assert rig.coordinator.draft([sequence]).trees.keys() == {1}
     rig.check_context(sequence)
 
 
 @pytest.mark.parametrize("is_left_out", [False, True])
 def test_no_outcome_is_no_tree(make_rig: MakeRig, is_left_out: bool) -> None:
     rig = make_rig(lambda s: None if is_left_out else result(s))
-    assert rig.drafter.draft([rig.sequence()]).trees == {}
+    assert rig.coordinator.draft([rig.sequence()]).trees == {}
 
 
 def test_incomplete_context_is_replayed_from_where_it_ends(make_rig: MakeRig) -> None:
     rig = make_rig()
     sequence = rig.sequence(1, 9)
-    assert rig.drafter.draft([sequence]).trees
+    assert rig.coordinator.draft([sequence]).trees
     rig.request()
     epoch, rows = rig.fake.cache.rows[1]
     rig.fake.cache.rows[1] = epoch, rows[:4]  # the drafter lost some
     rig.commit(sequence, 11, 12)
-    assert rig.drafter.draft([sequence]).trees == {}
+    assert rig.coordinator.draft([sequence]).trees == {}
     assert rig.request().sequences[0].context.start == 9
-    assert rig.drafter.draft([sequence]).trees.keys() == {1}
+    assert rig.coordinator.draft([sequence]).trees.keys() == {1}
     assert rig.request().sequences[0].context.start == 4
     rig.check_context(sequence)
 
@@ -217,34 +217,34 @@ def test_no_more_drafts_after_a_final_refusal(make_rig: MakeRig, reason: Any, ca
     rig = make_rig(lambda s: refusal(s, reason) if s.sequence_id == 1 else result(s, tree=chain(3)))
     full, other = rig.sequence(1), rig.sequence(2)
     with caplog.at_level(logging.WARNING):
-        assert rig.drafter.draft([full, other]).trees.keys() == {2}
+        assert rig.coordinator.draft([full, other]).trees.keys() == {2}
     assert "because" in caplog.text
     rig.request()
     rig.commit(other, 3)
-    assert rig.drafter.draft([full, other]).trees.keys() == {2}
+    assert rig.coordinator.draft([full, other]).trees.keys() == {2}
     assert [part.sequence_id for part in rig.request().sequences] == [2]
 
 
 def test_refused_deadline_is_tried_again(make_rig: MakeRig) -> None:
     rig = make_rig(lambda s: refusal(s, draft_pb2.REFUSAL_REASON_DEADLINE))
     sequence = rig.sequence()
-    assert rig.drafter.draft([sequence]).trees == {}
+    assert rig.coordinator.draft([sequence]).trees == {}
     rig.fake.answer = lambda s: result(s, tree=chain(3))
-    assert rig.drafter.draft([sequence]).trees.keys() == {1}
+    assert rig.coordinator.draft([sequence]).trees.keys() == {1}
 
 
 def test_drafter_that_dies_is_done_without_and_comes_back(make_rig: MakeRig) -> None:
     """Its successor gets every sequence as new: next epoch, whole context."""
     rig = make_rig()
     first, second = rig.sequence(1, 5), rig.sequence(2, 8)
-    assert rig.drafter.draft([first, second]).trees.keys() == {1, 2}
+    assert rig.coordinator.draft([first, second]).trees.keys() == {1, 2}
     stream = rig.request().stream_id
     rig.fake.kill()
     until(lambda: rig.client.status.startswith("absent"))
     rig.commit(first, 11, 12, 13)
-    assert rig.drafter.draft([first, second]).trees == {}
-    rig.drafter.close(second)
-    rig.drafter.flush()  # nobody to tell
+    assert rig.coordinator.draft([first, second]).trees == {}
+    rig.coordinator.close(second)
+    rig.coordinator.flush()  # nobody to tell
     successor = FakeDrafter().start(rig.fake.port)
     rig.fake = successor
     draft_until(rig, [first], lambda drafts: bool(drafts.trees))
@@ -262,7 +262,7 @@ def test_drafter_that_dies_in_mid_step_costs_no_deadline(make_rig: MakeRig) -> N
     rig = make_rig(timeout_s=100.0)
     rig.fake.gate.clear()
     outcomes: list[Drafts] = []
-    step = threading.Thread(target=lambda: outcomes.append(rig.drafter.draft([rig.sequence()])))
+    step = threading.Thread(target=lambda: outcomes.append(rig.coordinator.draft([rig.sequence()])))
     step.start()
     rig.request()
     rig.fake.dies = True
@@ -275,10 +275,10 @@ def test_drafter_that_dies_in_mid_step_costs_no_deadline(make_rig: MakeRig) -> N
 def test_a_final_refusal_ends_with_the_drafter(make_rig: MakeRig) -> None:
     rig = make_rig(lambda s: refusal(s, draft_pb2.REFUSAL_REASON_CACHE_FULL))
     sequence = rig.sequence()
-    assert rig.drafter.draft([sequence]).trees == {}
+    assert rig.coordinator.draft([sequence]).trees == {}
     assert not sequence.is_draftable
     rig.fake.kill()
-    until(lambda: rig.drafter.link is None)
+    until(lambda: rig.coordinator.link is None)
     rig.fake = FakeDrafter().start(rig.fake.port)
     assert draft_until(rig, [sequence], lambda drafts: bool(drafts.trees)).trees.keys() == {1}
 
@@ -290,10 +290,10 @@ def test_absent_drafter_is_said_and_looked_for(make_rig: MakeRig) -> None:
     try:
         assert rig.client.status.startswith("absent")
         assert str(fake.port) in rig.client.status
-        assert rig.drafter.draft([rig.sequence()]).trees == {}
+        assert rig.coordinator.draft([rig.sequence()]).trees == {}
         fake.start(fake.port)
-        until(lambda: rig.drafter.link is not None)
-        assert rig.drafter.draft([rig.sequence()]).trees
+        until(lambda: rig.coordinator.link is not None)
+        assert rig.coordinator.draft([rig.sequence()]).trees
     finally:
         rig.client.stop()
         fake.kill()
@@ -302,7 +302,7 @@ def test_absent_drafter_is_said_and_looked_for(make_rig: MakeRig) -> None:
 def test_stream_ends_with_the_client(make_rig: MakeRig) -> None:
     """The drafter frees what it holds when the stream ends."""
     rig = make_rig()
-    rig.drafter.draft([rig.sequence()])
+    rig.coordinator.draft([rig.sequence()])
     rig.client.stop()
     assert rig.fake.ended.wait(PATIENCE_S)
 

@@ -9,30 +9,30 @@ import pytest
 from draftwood.v1 import draft_pb2, tree_pb2
 from tests.verify_service.draft_rig import MakeRig, Rig
 from tests.verify_service.fake_drafter import chain, refusal, result
-from verify_service.draft.types import Fallback, Refused
+from verify_service.draft.types import Fallback, RefusalReason
 
 CAUSES = {
-    draft_pb2.REFUSAL_REASON_CACHE_FULL: Refused.CACHE_FULL,
-    draft_pb2.REFUSAL_REASON_UNSUPPORTED: Refused.UNSUPPORTED,
-    draft_pb2.REFUSAL_REASON_DEADLINE: Refused.DEADLINE,
-    draft_pb2.REFUSAL_REASON_INVALID: Refused.INVALID,
+    draft_pb2.REFUSAL_REASON_CACHE_FULL: RefusalReason.CACHE_FULL,
+    draft_pb2.REFUSAL_REASON_UNSUPPORTED: RefusalReason.UNSUPPORTED,
+    draft_pb2.REFUSAL_REASON_DEADLINE: RefusalReason.DEADLINE,
+    draft_pb2.REFUSAL_REASON_INVALID: RefusalReason.INVALID,
 }
 
 
-def fallbacks(rig: Rig) -> dict[Fallback | Refused, int]:
+def fallbacks(rig: Rig) -> dict[Fallback | RefusalReason, int]:
     """What was counted."""
-    return {cause: count for cause, count in rig.drafter.fallbacks.items() if count}
+    return {cause: count for cause, count in rig.coordinator.fallbacks.items() if count}
 
 
-def refused(rig: Rig) -> dict[Refused, int]:
+def refused(rig: Rig) -> dict[RefusalReason, int]:
     """Likewise."""
-    return {cause: count for cause, count in rig.drafter.refused_trees.items() if count}
+    return {cause: count for cause, count in rig.coordinator.refused_trees.items() if count}
 
 
 @pytest.mark.parametrize("reason", CAUSES)
 def test_a_refusal_is_the_cause_for_its_sequence_alone(make_rig: MakeRig, reason: Any) -> None:
     rig = make_rig(lambda s: refusal(s, reason) if s.sequence_id == 1 else result(s, tree=chain(3)))
-    rig.drafter.draft([rig.sequence(1), rig.sequence(2), rig.sequence(3, algorithm="none")])
+    rig.coordinator.draft([rig.sequence(1), rig.sequence(2), rig.sequence(3, algorithm="none")])
     assert fallbacks(rig) == {CAUSES[reason]: 1}
     assert refused(rig) == {CAUSES[reason]: 1}
 
@@ -41,9 +41,9 @@ def test_a_final_refusal_makes_later_steps_undraftable(make_rig: MakeRig) -> Non
     rig = make_rig(lambda s: refusal(s, draft_pb2.REFUSAL_REASON_CACHE_FULL))
     sequence = rig.sequence()
     for _ in range(3):
-        rig.drafter.draft([sequence])
-    assert fallbacks(rig) == {Refused.CACHE_FULL: 1, Fallback.UNDRAFTABLE: 2}
-    assert refused(rig) == {Refused.CACHE_FULL: 1}
+        rig.coordinator.draft([sequence])
+    assert fallbacks(rig) == {RefusalReason.CACHE_FULL: 1, Fallback.UNDRAFTABLE: 2}
+    assert refused(rig) == {RefusalReason.CACHE_FULL: 1}
 
 
 def test_trees_that_cannot_be_used_are_told_apart(make_rig: MakeRig) -> None:
@@ -54,9 +54,9 @@ def test_trees_that_cannot_be_used_are_told_apart(make_rig: MakeRig) -> None:
         4: {"tree": chain(3)},
     }
     rig = make_rig(lambda s: result(s, **answers[s.sequence_id]))
-    rig.drafter.draft([rig.sequence(number) for number in answers])
-    assert fallbacks(rig) == {Refused.MALFORMED: 1, Refused.STALE: 1, Fallback.EMPTY: 1}
-    assert refused(rig) == {Refused.MALFORMED: 1}
+    rig.coordinator.draft([rig.sequence(number) for number in answers])
+    assert fallbacks(rig) == {RefusalReason.MALFORMED: 1, RefusalReason.STALE: 1, Fallback.EMPTY: 1}
+    assert refused(rig) == {RefusalReason.MALFORMED: 1}
     assert rig.client.stale_by_cause == {"late": 0, "mismatched": 1}
 
 
@@ -64,23 +64,23 @@ def test_a_deadline_that_passes_and_the_answer_that_is_outstanding(make_rig: Mak
     rig = make_rig(timeout_s=0.05)
     rig.fake.gate.clear()
     sequences = [rig.sequence(1), rig.sequence(2)]
-    rig.drafter.draft(sequences)
+    rig.coordinator.draft(sequences)
     assert fallbacks(rig) == {Fallback.TIMEOUT: 2}
-    rig.drafter.draft(sequences)
+    rig.coordinator.draft(sequences)
     assert fallbacks(rig) == {Fallback.TIMEOUT: 2, Fallback.BUSY: 2}
     rig.fake.gate.set()
 
 
 def test_no_drafter_is_absent(make_rig: MakeRig) -> None:
     rig = make_rig(model={"vocab_size": 101})
-    rig.drafter.draft([rig.sequence()])
+    rig.coordinator.draft([rig.sequence()])
     assert fallbacks(rig) == {Fallback.ABSENT: 1}
 
 
 def test_the_drafter_is_told_whose_trace_a_step_belongs_to(make_rig: MakeRig) -> None:
     rig = make_rig()
     traceparent = f"00-{'1' * 32}-{'2' * 16}-01"
-    rig.drafter.draft([rig.sequence()], traceparent)
+    rig.coordinator.draft([rig.sequence()], traceparent)
     assert rig.request().traceparent == traceparent
-    rig.drafter.draft([rig.sequence()])
+    rig.coordinator.draft([rig.sequence()])
     assert rig.request().traceparent == ""

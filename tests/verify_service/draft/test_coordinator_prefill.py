@@ -14,7 +14,7 @@ LONG = 22_000  # rows of 24 bytes: over the limit for one message
 def test_large_context_goes_ahead_on_its_own_stream(make_rig: MakeRig) -> None:
     rig = make_rig(num_rows=LONG + 64, model={"max_context": 1 << 20})
     sequence, short = rig.sequence(1, LONG), rig.sequence(2, 5)
-    assert rig.drafter.draft([sequence, short]).trees.keys() == {2}  # the others are not held up
+    assert rig.coordinator.draft([sequence, short]).trees.keys() == {2}  # the others are not held up
     message = rig.request()
     assert [part.sequence_id for part in message.sequences] == [2]
     chunks = rig.fake.prefilled.get(timeout=PATIENCE_S)
@@ -30,7 +30,7 @@ def test_large_context_goes_ahead_on_its_own_stream(make_rig: MakeRig) -> None:
 def test_large_context_in_several_chunks(make_rig: MakeRig) -> None:
     rig = make_rig(num_rows=2 * LONG + 64, model={"max_context": 1 << 20})
     sequence = rig.sequence(1, 2 * LONG)
-    assert rig.drafter.draft([sequence]).trees == {}
+    assert rig.coordinator.draft([sequence]).trees == {}
     chunks = rig.fake.prefilled.get(timeout=PATIENCE_S)
     assert len(chunks) > 1
     assert all(c.ByteSize() <= 1 << 20 for c in chunks)
@@ -44,7 +44,7 @@ def test_no_draft_is_asked_for_while_context_is_on_its_way(make_rig: MakeRig) ->
     rig.fake.prefill_gate.clear()
     sequence = rig.sequence(1, LONG)
     for token in (11, 12, 13):
-        assert rig.drafter.draft([sequence]).trees == {}
+        assert rig.coordinator.draft([sequence]).trees == {}
         rig.commit(sequence, token)
     assert rig.fake.requests.empty()
     rig.fake.prefill_gate.set()
@@ -66,8 +66,8 @@ def test_context_that_got_lost_on_its_way_is_sent_again(make_rig: MakeRig) -> No
 
 def num_prefills(rig: Rig) -> int:
     """Sequences that the link remembers a Prefill call of."""
-    assert rig.drafter.link is not None
-    return len(rig.drafter.link._prefills)
+    assert rig.coordinator.link is not None
+    return len(rig.coordinator.link._prefills)
 
 
 def test_a_closed_sequence_ends_its_prefill(make_rig: MakeRig) -> None:
@@ -75,11 +75,11 @@ def test_a_closed_sequence_ends_its_prefill(make_rig: MakeRig) -> None:
     rig = make_rig(num_rows=LONG + 64, model={"max_context": 1 << 20})
     rig.fake.prefill_gate.clear()
     sequence = rig.sequence(1, LONG)
-    assert rig.drafter.draft([sequence]).trees == {}
+    assert rig.coordinator.draft([sequence]).trees == {}
     ended = rig.fake.prefill_calls.get(timeout=PATIENCE_S)
     assert num_prefills(rig) == 1
-    rig.drafter.close(sequence)
-    rig.drafter.flush()
+    rig.coordinator.close(sequence)
+    rig.coordinator.flush()
     assert num_prefills(rig) == 0
     assert ended.wait(PATIENCE_S)  # the drafter's gate is still shut: only a cancellation ends the call
     assert rig.request().closed_sequence_ids == [1]
@@ -88,9 +88,9 @@ def test_a_closed_sequence_ends_its_prefill(make_rig: MakeRig) -> None:
 def test_a_closed_sequence_leaves_no_trace_of_a_finished_prefill(make_rig: MakeRig) -> None:
     rig = make_rig(num_rows=LONG + 64, model={"max_context": 1 << 20})
     sequence = rig.sequence(1, LONG)
-    assert rig.drafter.draft([sequence]).trees == {}
+    assert rig.coordinator.draft([sequence]).trees == {}
     rig.fake.prefilled.get(timeout=PATIENCE_S)
-    rig.drafter.close(sequence)
+    rig.coordinator.close(sequence)
     assert num_prefills(rig) == 0
 
 
@@ -114,13 +114,13 @@ def test_context_that_is_refused_is_not_sent_again(
     assert caplog.text.count("no more drafts for a sequence: lost") == 1
     rig.fake.prefill_error = None
     for _ in range(3):
-        assert rig.drafter.draft([sequence, other]).trees.keys() == {2}
+        assert rig.coordinator.draft([sequence, other]).trees.keys() == {2}
     assert rig.fake.prefilled.qsize() == 1
     assert num_prefills(rig) == 0
     while not rig.fake.requests.empty():
         assert [part.sequence_id for part in rig.request().sequences] == [2]
     rig.fake.kill()
-    until(lambda: rig.drafter.link is None)
+    until(lambda: rig.coordinator.link is None)
     rig.fake = FakeDrafter(max_context=1 << 20).start(rig.fake.port)
     draft_until(rig, [sequence], lambda drafts: bool(drafts.trees))
     rig.check_context(sequence)

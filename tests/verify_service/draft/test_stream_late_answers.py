@@ -14,15 +14,15 @@ def test_late_answer_is_never_used(make_rig: MakeRig) -> None:
     rig = make_rig(lambda s: result(s, tree=chain(s.base_length)), timeout_s=0.2)
     rig.fake.gate.clear()
     sequence = rig.sequence(1, 5)
-    assert rig.drafter.draft([sequence]).trees == {}  # the deadline passes
+    assert rig.coordinator.draft([sequence]).trees == {}  # the deadline passes
     rig.commit(sequence, 8)
-    assert rig.drafter.draft([sequence]).trees == {}  # one draft is outstanding: nothing is sent
+    assert rig.coordinator.draft([sequence]).trees == {}  # one draft is outstanding: nothing is sent
     rig.request()
     assert rig.fake.requests.empty()
-    rig.drafter.timeout_s = PATIENCE_S
+    rig.coordinator.timeout_s = PATIENCE_S
     rig.fake.gate.set()
     trees: list[dict[int, DraftTree]] = []
-    until(lambda: bool(trees.append(rig.drafter.draft([sequence]).trees) or trees[-1]))
+    until(lambda: bool(trees.append(rig.coordinator.draft([sequence]).trees) or trees[-1]))
     assert trees[-1] == {1: DraftTree.chain(sequence.root, [6])}
     rig.check_context(sequence)
 
@@ -31,42 +31,42 @@ def test_results_of_a_late_answer_are_stale_trees(make_rig: MakeRig) -> None:
     """Each of them is counted, once, when it arrives: no further step is needed for it."""
     rig = make_rig(timeout_s=0.01)
     rig.fake.gate.clear()
-    assert rig.drafter.draft([rig.sequence(1), rig.sequence(2)]).trees == {}  # the deadline passes
+    assert rig.coordinator.draft([rig.sequence(1), rig.sequence(2)]).trees == {}  # the deadline passes
     assert rig.client.stale_trees == 0
     rig.fake.gate.set()
     until(lambda: rig.client.stale_trees > 0)
-    rig.drafter.timeout_s = PATIENCE_S
-    assert rig.drafter.draft([rig.sequence(3)]).trees.keys() == {3}
+    rig.coordinator.timeout_s = PATIENCE_S
+    assert rig.coordinator.draft([rig.sequence(3)]).trees.keys() == {3}
     assert (rig.client.rejected_trees, rig.client.stale_trees) == (0, 2)
 
 
 def test_closed_sequences_are_told_with_the_next_step(make_rig: MakeRig) -> None:
     rig = make_rig()
     first, second, never = rig.sequence(1), rig.sequence(2), rig.sequence(3)
-    rig.drafter.draft([first, second])
+    rig.coordinator.draft([first, second])
     assert rig.request().closed_sequence_ids == []
-    rig.drafter.close(first)
-    rig.drafter.close(never)  # the drafter has never heard of it
-    rig.drafter.draft([second])
+    rig.coordinator.close(first)
+    rig.coordinator.close(never)  # the drafter has never heard of it
+    rig.coordinator.draft([second])
     assert rig.request().closed_sequence_ids == [1]
-    rig.drafter.draft([second])
+    rig.coordinator.draft([second])
     assert rig.request().closed_sequence_ids == []
 
 
 def test_closed_sequences_are_told_where_no_step_follows(make_rig: MakeRig) -> None:
     rig = make_rig()
     sequence = rig.sequence()
-    rig.drafter.draft([sequence])
+    rig.coordinator.draft([sequence])
     rig.request()
-    rig.drafter.close(sequence)
-    rig.drafter.flush()
+    rig.coordinator.close(sequence)
+    rig.coordinator.flush()
     message = rig.request()
     assert message.closed_sequence_ids == [1]
     assert not message.sequences
-    rig.drafter.flush()
+    rig.coordinator.flush()
     assert rig.fake.requests.empty()
     other = rig.sequence(2)  # the empty step's answer is not taken for the next one's
-    assert rig.drafter.draft([other]).trees.keys() == {2}
+    assert rig.coordinator.draft([other]).trees.keys() == {2}
 
 
 def test_closed_sequences_are_told_behind_a_late_answer(make_rig: MakeRig) -> None:
@@ -74,17 +74,17 @@ def test_closed_sequences_are_told_behind_a_late_answer(make_rig: MakeRig) -> No
     rig = make_rig(timeout_s=0.01)
     rig.fake.gate.clear()
     sequence, other = rig.sequence(1), rig.sequence(2)
-    assert rig.drafter.draft([sequence]).trees == {}  # the deadline passes
+    assert rig.coordinator.draft([sequence]).trees == {}  # the deadline passes
     rig.request()
-    rig.drafter.close(sequence)
-    rig.drafter.flush()
+    rig.coordinator.close(sequence)
+    rig.coordinator.flush()
     rig.fake.gate.set()
     message = rig.request()
     assert message.closed_sequence_ids == [1]
     assert not message.sequences
     until(lambda: rig.client.stale_trees > 0)
-    rig.drafter.timeout_s = PATIENCE_S
-    assert rig.drafter.draft([other]).trees.keys() == {2}
+    rig.coordinator.timeout_s = PATIENCE_S
+    assert rig.coordinator.draft([other]).trees.keys() == {2}
     assert rig.request().closed_sequence_ids == []
 
 
@@ -93,10 +93,10 @@ def test_telling_of_closed_sequences_makes_no_second_step_possible(make_rig: Mak
     rig = make_rig(timeout_s=0.01)
     rig.fake.gate.clear()
     sequence, other = rig.sequence(1), rig.sequence(2)
-    assert rig.drafter.draft([sequence, other]).trees == {}  # the deadline passes
-    rig.drafter.close(sequence)
-    rig.drafter.flush()
-    assert rig.drafter.draft([other]).trees == {}
+    assert rig.coordinator.draft([sequence, other]).trees == {}  # the deadline passes
+    rig.coordinator.close(sequence)
+    rig.coordinator.flush()
+    assert rig.coordinator.draft([other]).trees == {}
     rig.fake.gate.set()
     until(lambda: rig.client.stale_trees == 2)
     assert [rig.request().step_id for _ in range(2)] == [1, 2]
@@ -105,18 +105,18 @@ def test_telling_of_closed_sequences_makes_no_second_step_possible(make_rig: Mak
 
 def test_drafter_that_never_answers_loses_its_link(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(timeout_s=0.01)
-    link = rig.drafter.link
+    link = rig.coordinator.link
     assert link is not None
     rig.fake.gate.clear()
     sequence = rig.sequence()
-    assert rig.drafter.draft([sequence]).trees == {}  # the deadline passes
+    assert rig.coordinator.draft([sequence]).trees == {}  # the deadline passes
     assert link.is_busy
     assert not link.is_broken
     monkeypatch.setattr("verify_service.draft.stream.OVERDUE_S", 0.0)
-    rig.drafter.draft([sequence])
+    rig.coordinator.draft([sequence])
     assert link.is_broken
     rig.fake.gate.set()
-    rig.drafter.timeout_s = PATIENCE_S
+    rig.coordinator.timeout_s = PATIENCE_S
     assert draft_until(rig, [sequence], lambda drafts: bool(drafts.trees)).trees.keys() == {1}
 
 
@@ -125,7 +125,7 @@ def test_answer_that_skips_a_step_ends_the_link(make_rig: MakeRig) -> None:
     rig = make_rig()
     sequence = rig.sequence()
     rig.fake.skip = 1
-    assert rig.drafter.draft([sequence]).trees == {}
+    assert rig.coordinator.draft([sequence]).trees == {}
     rig.fake.skip = 0
     assert draft_until(rig, [sequence], lambda drafts: bool(drafts.trees)).trees.keys() == {1}
 
@@ -134,7 +134,7 @@ def test_answer_that_skips_a_step_ends_the_link(make_rig: MakeRig) -> None:
 def test_drafter_cannot_have_been_busy_for_longer_than_the_wait(make_rig: MakeRig, busy_us: int) -> None:
     rig = make_rig()
     rig.fake.busy_us = busy_us
-    drafts = rig.drafter.draft([rig.sequence()])
+    drafts = rig.coordinator.draft([rig.sequence()])
     assert drafts.trees
     assert 0.0 <= drafts.busy <= drafts.wait
     assert drafts.transport >= 0.0

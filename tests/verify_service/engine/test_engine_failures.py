@@ -18,7 +18,7 @@ from tests.verify_service.harness import ScriptedDrafter, collect, run_all
 from tests.verify_service.models import save_tiny
 from verify_service.build import build
 from verify_service.core.request import Event, Failed, Finished, Request
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 from verify_service.engine.engine import Engine
 
 NEW_TOKENS = 6
@@ -41,19 +41,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(tiny: Path) -> Iterator[Engine]:
     """Runs one request at a time."""
     engine = build(config_of(tiny, max_batch=1, max_queue=4)).engine
-    engine.drafter = ScriptedDrafter(lambda _: None)  # pyright: ignore[reportAttributeAccessIssue]
+    engine.coordinator = ScriptedDrafter(lambda _: None)  # pyright: ignore[reportAttributeAccessIssue]
     engine.start()
     yield engine
     engine.stop()
 
 
 def scripted(engine: Engine) -> ScriptedDrafter:
-    assert isinstance(engine.drafter, ScriptedDrafter)
-    return engine.drafter
+    assert isinstance(engine.coordinator, ScriptedDrafter)
+    return engine.coordinator
 
 
 def request(request_id: str, algorithm: str = "none") -> Request:
-    return Request(request_id=request_id, prompt=(5, 9, 60, 33, 7), max_new_tokens=NEW_TOKENS, algorithm=algorithm)
+    return Request(
+        request_id=request_id, prompt_token_ids=(5, 9, 60, 33, 7), max_new_tokens=NEW_TOKENS, algorithm=algorithm
+    )
 
 
 def check_all_is_free(engine: Engine) -> None:
@@ -67,7 +69,7 @@ def test_a_step_that_fails_spares_the_requests_that_wait(engine: Engine) -> None
     (truth,) = run_all(engine, [request("truth")])
     are_submitted, num_waiting = threading.Event(), list[int]()
 
-    def propose(sequence: Sequence) -> DraftTree | None:
+    def propose(sequence: SequenceState) -> DraftTree | None:
         """Fails in the second step, when the others have come out of the command queue."""
         assert are_submitted.wait(PATIENCE_S)
         if len(sequence.answer) == 1:
@@ -92,7 +94,7 @@ def test_a_step_that_fails_spares_the_requests_that_wait(engine: Engine) -> None
 
 
 def test_the_drafter_hears_of_a_failed_request_though_none_follows(engine: Engine) -> None:
-    def broken(_: Sequence) -> DraftTree | None:
+    def broken(_: SequenceState) -> DraftTree | None:
         raise FaultError
 
     scripted(engine).propose = broken
@@ -113,7 +115,7 @@ def test_a_failure_before_the_first_step_ends_its_request_only(
         raise FaultError
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.decoder, stage, broken)
+        patch.setattr(engine.runner, stage, broken)
         (bad,) = run_all(engine, [request("bad")])
     assert isinstance(bad.end, Failed)
     assert isinstance(bad.end.error, InternalError)
@@ -129,6 +131,6 @@ def test_a_failure_before_the_first_step_leaves_no_tensor_behind(
         raise FaultError
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.decoder, "first_token", broken)
+        patch.setattr(engine.runner, "first_token", broken)
         run_all(engine, [request(f"bad {i}") for i in range(3)])
-    assert not engine.decoder._prefill_hidden
+    assert not engine.runner._prefill_hidden

@@ -17,9 +17,9 @@ from draftwood.errors import DeadlineError, UnavailableError
 from tests.verify_service.draft_rig import PATIENCE_S, until
 from tests.verify_service.fake_runner import Loop
 from verify_service.core.request import Failed, Finished
+from verify_service.core.sequence import PREFILL_CHUNK
 from verify_service.engine.engine import PATIENCE_S as HEALTH_PATIENCE_S
 from verify_service.engine.prefill_budget import MAX_PAUSE
-from verify_service.engine.scheduler import PREFILL_CHUNK
 
 LONG = 1500
 
@@ -47,12 +47,12 @@ def eight_and_a_long_prompt(make_loop: MakeLoop, *, prefill_s: float, step_s: fl
     loop.on_pass(3, lambda: loop.submit("long", prompt=LONG, new_tokens=2))
     ends: list[float] = []
     for number in range(600):
-        loop.on_pass(number, lambda: ends.append(loop.decoder.now))
+        loop.on_pass(number, lambda: ends.append(loop.runner.now))
     loop.start()
     for i in range(8):
         assert len(loop.collect(f"running {i}").tokens) == 500
     assert isinstance(loop.collect("long").end, Finished)
-    passes = loop.decoder.passes
+    passes = loop.runner.passes
     prefills = [i for i in loop.passes_of("long") if passes[i][0] == "prefill"]
     steps = [ends[i] for i in range(prefills[0] - 1, prefills[-1] + 2) if passes[i][0] == "step"]
     return loop, [b - a for a, b in pairwise(steps)]
@@ -63,7 +63,7 @@ def test_a_long_prompt_leaves_eight_answers_their_pace(make_loop: MakeLoop, pref
     loop, gaps = eight_and_a_long_prompt(make_loop, prefill_s=prefill_s, step_s=1.0)
     assert sum(gaps) / len(gaps) < 1.5
     assert median(gaps) <= 1.5
-    passes = loop.decoder.passes
+    passes = loop.runner.passes
     numbers = [i for i in loop.passes_of("long") if passes[i][0] == "prefill"]
     lengths = [dict(passes[i][1])["long"] for i in numbers]
     assert sum(lengths) == LONG
@@ -73,7 +73,7 @@ def test_a_long_prompt_leaves_eight_answers_their_pace(make_loop: MakeLoop, pref
 
 def test_a_prompt_goes_on_however_slow_its_passes_are(make_loop: MakeLoop) -> None:
     loop, _ = eight_and_a_long_prompt(make_loop, prefill_s=100.0, step_s=1.0)
-    numbers = [i for i in loop.passes_of("long") if loop.decoder.passes[i][0] == "prefill"]
+    numbers = [i for i in loop.passes_of("long") if loop.runner.passes[i][0] == "prefill"]
     assert max(b - a for a, b in pairwise(numbers)) == MAX_PAUSE + 1
 
 
@@ -86,7 +86,7 @@ def test_prompts_take_as_much_time_as_answers_where_there_are_as_many(make_loop:
     for i in range(2):
         loop.collect(f"running {i}")
         loop.collect(f"long {i}")
-    kinds = [kind for kind, _ in loop.decoder.passes]
+    kinds = [kind for kind, _ in loop.runner.passes]
     first, last = kinds.index("prefill", 1), len(kinds) - 1 - kinds[::-1].index("prefill")
     # While both prompts are there every step is followed by a pass; the second alone beside three gets its 40 %.
     assert kinds[first : first + 20] == ["prefill", "step"] * 10
@@ -100,8 +100,8 @@ def test_short_prompts_share_a_pass(make_loop: MakeLoop) -> None:
     loop.start()
     for i in range(8):
         loop.collect(f"{i}")
-    assert loop.decoder.passes[0] == ("prefill", [(f"{i}", 17 + i) for i in range(8)])
-    assert loop.decoder.passes[1][0] == "step"
+    assert loop.runner.passes[0] == ("prefill", [(f"{i}", 17 + i) for i in range(8)])
+    assert loop.runner.passes[1][0] == "step"
 
 
 def test_a_pass_is_no_larger_than_allowed_with_its_padding(make_loop: MakeLoop) -> None:
@@ -111,7 +111,7 @@ def test_a_pass_is_no_larger_than_allowed_with_its_padding(make_loop: MakeLoop) 
     loop.start()
     for i in range(4):
         loop.collect(f"{i}")
-    assert [parts for _, parts in loop.decoder.passes] == [
+    assert [parts for _, parts in loop.runner.passes] == [
         [("0", 3), ("1", 50)],  # a third would be padded to 50
         [("2", 10)],
         [("3", 64)],
@@ -165,11 +165,11 @@ def test_a_cancelled_request_is_gone_within_one_step(make_loop: MakeLoop) -> Non
     loop.on_pass(4, lambda: [loop.cancel(name) for name in ("waiting", "prefilled", "decoded")])
     loop.start()
     assert isinstance(loop.collect("last").end, Finished)
-    assert loop.decoder.passes[4][0] == "prefill"
+    assert loop.runner.passes[4][0] == "prefill"
     assert max(loop.passes_of("decoded") + loop.passes_of("prefilled")) == 5, "the step of the same turn"
     assert loop.passes_of("waiting") == []
     assert min(loop.passes_of("last")) == 6
-    assert set(loop.drafter.closed) >= {loop.ids[name] for name in ("decoded", "prefilled")}
+    assert set(loop.coordinator.closed) >= {loop.ids[name] for name in ("decoded", "prefilled")}
 
 
 def test_a_drain_refuses_new_requests_and_lets_accepted_ones_end(make_loop: MakeLoop) -> None:
@@ -253,12 +253,12 @@ def test_a_stuck_loop_is_seen(make_loop: MakeLoop) -> None:
     loop.start()
     assert is_stuck.wait(PATIENCE_S)
     assert engine.is_turning(10.0)
-    loop.decoder.now += 10.0
+    loop.runner.now += 10.0
     assert not engine.is_turning(10.0)
     gate.set()
     loop.collect("stuck")
     until(lambda: engine.is_turning(10.0))
-    loop.decoder.now += 1000.0  # nothing to do is no standstill
+    loop.runner.now += 1000.0  # nothing to do is no standstill
     assert engine.is_turning(10.0)
 
 

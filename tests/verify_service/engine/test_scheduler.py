@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 from draftwood.errors import OverloadedError
 from verify_service.cache.pages import SCRATCH_SLOT, PageAllocator, SlotAllocator
 from verify_service.core.request import Request
-from verify_service.core.sequence import Sequence
-from verify_service.engine.completion_rate import MAX_WAIT_S, MIN_WAIT_S, WINDOW, Pace
+from verify_service.core.sequence import SequenceState
+from verify_service.engine.completion_rate import MAX_WAIT_S, MIN_WAIT_S, WINDOW, CompletionRate
 from verify_service.engine.scheduler import MAX_OVERTAKES, Scheduler
 
 
-def make_sequence(sequence_id: int, prompt: int = 5, new_tokens: int = 7, *, client: str = "") -> Sequence:
-    request = Request(request_id=str(sequence_id), prompt=(1,) * prompt, max_new_tokens=new_tokens, client=client)
-    return Sequence(sequence_id, request, lambda _: None, 0.0)
+def make_sequence(sequence_id: int, prompt: int = 5, new_tokens: int = 7, *, client: str = "") -> SequenceState:
+    request = Request(
+        request_id=str(sequence_id), prompt_token_ids=(1,) * prompt, max_new_tokens=new_tokens, client=client
+    )
+    return SequenceState(sequence_id, request, lambda _: None, 0.0)
 
 
 def make_scheduler(num_pages: int = 40, num_slots: int = 4, max_batch: int = 4, max_queue: int = 2) -> Scheduler:
@@ -93,7 +95,7 @@ def test_big_ones_are_not_starved_by_small_ones() -> None:
     assert overtakes == MAX_OVERTAKES
 
 
-def fair_order(sequences: list[Sequence]) -> list[int]:
+def fair_order(sequences: list[SequenceState]) -> list[int]:
     """Who is admitted when, one at a time."""
     scheduler = make_scheduler(num_pages=1000, num_slots=1, max_batch=1, max_queue=len(sequences))
     for sequence in sequences:
@@ -180,23 +182,23 @@ def test_who_gives_up_waiting_is_not_charged() -> None:
     assert order == [20, 21, 22]
 
 
-def test_the_pace_says_when_to_come_back() -> None:
-    pace = Pace(0.0)
-    pace.work(100.0)  # idle until then
+def test_the_completion_rate_says_when_to_come_back() -> None:
+    pace = CompletionRate(0.0)
+    pace.mark_busy(100.0)  # idle until then
     for i in range(10):
-        pace.end(103.0 + 3.0 * i)
+        pace.record(103.0 + 3.0 * i)
     assert pace.wait_s(32, 130.0) == pytest.approx(96.0)
-    pace.rest(130.0)
-    pace.work(500.0)  # idle again, which is no slowness
+    pace.mark_idle(130.0)
+    pace.mark_busy(500.0)  # idle again, which is no slowness
     assert pace.wait_s(32, 500.0) == pytest.approx(96.0)
     assert pace.wait_s(32, 530.0) == pytest.approx(192.0)  # nothing has ended since
     for i in range(WINDOW + 1):
-        pace.end(530.0 + 0.1 * i)
+        pace.record(530.0 + 0.1 * i)
     assert pace.wait_s(32, 530.0 + 0.1 * WINDOW) == pytest.approx(3.2, rel=0.05)  # the present pace, not that of old
     assert pace.wait_s(0, 540.0) == MIN_WAIT_S
     assert pace.wait_s(10**9, 540.0) == MAX_WAIT_S
-    pace = Pace(0.0)
-    pace.work(0.0)
+    pace = CompletionRate(0.0)
+    pace.mark_busy(0.0)
     assert pace.wait_s(4, 2.0) == 8.0  # before the first end
 
 
@@ -266,7 +268,7 @@ OPERATIONS = st.lists(
 @given(OPERATIONS)
 def test_nothing_leaks_under_any_order_of_events(operations: list[tuple[str, int]]) -> None:
     scheduler = make_scheduler(num_pages=24, num_slots=3, max_batch=3, max_queue=3)
-    alive, arrived = list[Sequence](), 0
+    alive, arrived = list[SequenceState](), 0
     for what, value in operations:
         if what == "enqueue":
             sequence = make_sequence(arrived, prompt=value)

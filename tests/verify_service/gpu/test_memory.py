@@ -14,7 +14,7 @@ from tests.verify_service.models import save_tiny
 from verify_service import server as service
 from verify_service.build import build
 from verify_service.gpu.memory import step_size
-from verify_service.gpu.runner import GraphDecoder
+from verify_service.gpu.runner import GraphRunner
 from verify_service.kernels.reference.kernel_set import PLAIN
 
 
@@ -48,10 +48,10 @@ def test_out_of_memory_is_one_line(
 def test_the_plan_is_what_is_allocated(tmp_path: Path) -> None:
     save_tiny("qwen3_5_text", tmp_path)
     config = VerifyConfig(target=str(tmp_path), draft="none", dtype="float32", threads=1, compile=False, max_batch=3)
-    decoder = build(config, kernels=PLAIN).engine.decoder
-    assert isinstance(decoder, GraphDecoder)
-    wanted = step_size(decoder.model.spec, max_batch=3, max_nodes=64, prefill_tokens=256, dtype=torch.float32)
-    assert wanted == decoder.arena.nbytes + decoder.logits.nbytes
+    runner = build(config, kernels=PLAIN).engine.runner
+    assert isinstance(runner, GraphRunner)
+    wanted = step_size(runner.model.spec, max_batch=3, max_nodes=64, prefill_tokens=256, dtype=torch.float32)
+    assert wanted == runner.arena.nbytes + runner.logits.nbytes
 
 
 def test_a_gpu_that_is_not_there() -> None:

@@ -19,7 +19,7 @@ from tests.verify_service.harness import ScriptedDrafter, run_all
 from tests.verify_service.models import save_tiny
 from verify_service.build import build
 from verify_service.core.request import Request
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 from verify_service.gpu.row_table import RowTable
 from verify_service.kernels.kernel_set import KernelSet
 from verify_service.kernels.reference.kernel_set import PLAIN
@@ -43,7 +43,7 @@ def served(name: str, directory: Path, kernels: KernelSet | None, **changes: Any
     settings: dict[str, Any] = {"compile": False, "max_batch": 5, "page_size": 4, **changes}
     config = VerifyConfig(target=str(directory), draft="none", dtype="float32", threads=1, **settings)
     case.engine = build(config, kernels=kernels).engine
-    case.engine.drafter = ScriptedDrafter(case.propose)  # pyright: ignore[reportAttributeAccessIssue]
+    case.engine.coordinator = ScriptedDrafter(case.propose)  # pyright: ignore[reportAttributeAccessIssue]
     case.engine.start()
     yield case
     case.engine.stop()
@@ -57,7 +57,7 @@ def test_ids_equal_transformers(case: exactness.Case, num_log_probs: int | None)
         outs = run_all(case.engine, requests)
         if num_log_probs is not None:
             exactness.check_greedy(case, requests, outs, mode)
-        assert [out.tokens for out in outs] == [case.answers[r.prompt][0] for r in requests], mode
+        assert [out.tokens for out in outs] == [case.answers[r.prompt_token_ids][0] for r in requests], mode
         (alone,) = run_all(case.engine, requests[-1:])
         assert alone.tokens == outs[-1].tokens, mode
 
@@ -65,12 +65,14 @@ def test_ids_equal_transformers(case: exactness.Case, num_log_probs: int | None)
 def test_stop_tokens_and_seeds(case: exactness.Case) -> None:
     """Rows of one batch that are greedy, sampled, penalised, and cut by a stop token, with trees and without."""
     requests, cut = mixed_requests(case)
-    truth = case.answers[requests[0].prompt][0]
+    truth = case.answers[requests[0].prompt_token_ids][0]
     case.script["make"] = None
     plain = [out.tokens for out in run_all(case.engine, requests)]
     assert plain[0] == truth[:cut]
     assert all(token >= 100 for token in plain[4][:15])
-    case.script["make"] = exactness.oracle({r.prompt: t for r, t in zip(requests, plain, strict=True)}, "tree 31")
+    case.script["make"] = exactness.oracle(
+        {r.prompt_token_ids: t for r, t in zip(requests, plain, strict=True)}, "tree 31"
+    )
     assert [out.tokens for out in run_all(case.engine, requests)] == plain
 
 
@@ -95,9 +97,9 @@ def test_a_long_chain_goes_on_in_the_next_step(case: exactness.Case) -> None:
     """A path ends after 16 nodes, whoever draws."""
     for num_log_probs in (None, 0):
         request = exactness.make_request(exactness.prompts()[2], num_log_probs=num_log_probs)
-        truth = case.truths[request.prompt]
+        truth = case.truths[request.prompt_token_ids]
 
-        def make(sequence: Sequence, truth: list[int] = truth) -> DraftTree:
+        def make(sequence: SequenceState, truth: list[int] = truth) -> DraftTree:
             return DraftTree.chain(sequence.root, truth[len(sequence.answer) :][:25])
 
         case.script["make"] = make
@@ -133,7 +135,7 @@ def test_rows_stay_while_they_can() -> None:
     assert table.pages[:2].tolist() == [[2, 0, 0], [4, 0, 0]]
 
 
-def _sequence(number: int) -> Sequence:
-    sequence = Sequence(number, exactness.make_request((1,)), lambda _: None, 0.0)
+def _sequence(number: int) -> SequenceState:
+    sequence = SequenceState(number, exactness.make_request((1,)), lambda _: None, 0.0)
     sequence.pages = [number + 1]
     return sequence

@@ -9,8 +9,8 @@ import torch
 
 from draftwood.tree import DraftTree
 from tests.verify_service.bench import Bench, config_of
-from verify_service.core.sequence import Sequence
-from verify_service.gpu.runner import GraphDecoder
+from verify_service.core.sequence import SequenceState
+from verify_service.gpu.runner import GraphRunner
 
 pytestmark = pytest.mark.gpu
 
@@ -23,11 +23,11 @@ def bench(device: str) -> Bench:
     return Bench(config)
 
 
-def begun(on: Bench) -> list[Sequence]:
+def begun(on: Bench) -> list[SequenceState]:
     return [on.begin(prompt, 2 * NEW_TOKENS, algorithm="ddtree", tree_budget=31) for prompt in (PROMPT, PROMPT[:19])]
 
 
-def trees_around(truths: list[list[int]], sequences: list[Sequence], rng: random.Random) -> dict[int, DraftTree]:
+def trees_around(truths: list[list[int]], sequences: list[SequenceState], rng: random.Random) -> dict[int, DraftTree]:
     """Trees that are right for some tokens, with a wrong sibling at each depth."""
     trees: dict[int, DraftTree] = {}
     for truth, sequence in zip(truths, sequences, strict=True):
@@ -55,8 +55,8 @@ def truths() -> list[list[int]]:
 
 def test_ids_are_the_cpus(truths: list[list[int]]) -> None:
     on = bench("cuda")
-    assert isinstance(on.decoder, GraphDecoder)
-    assert on.decoder.graphs.enabled
+    assert isinstance(on.runner, GraphRunner)
+    assert on.runner.graphs.enabled
     for has_trees in (False, True):
         sequences, rng, steps = begun(on), random.Random(3), 0
         while min(len(s.answer) for s in sequences) < NEW_TOKENS:
@@ -69,14 +69,14 @@ def test_ids_are_the_cpus(truths: list[list[int]]) -> None:
 
 
 def test_a_path_commits_what_its_tokens_commit() -> None:
-    """Contract (a), bit for bit: one commit of n nodes, and n commits of one from the same stash."""
+    """Contract (a), bit for bit: one commit of n nodes, and n commits of one from the same commit_inputs."""
     on = bench("cuda")
-    (sequence, _), decoder = begun(on), on.decoder
-    program, length = decoder.program("step", 1, 8), 7
+    (sequence, _), runner = begun(on), on.runner
+    program, length = runner.program("step", 1, 8), 7
     with torch.inference_mode():
         tree = DraftTree.chain(sequence.root, [9, 8, 7, 6, 5, 4])
-        inputs = decoder.inputs_of(program)
-        inputs.write(decoder.rows.place([sequence]), [(sequence, tree)])
+        inputs = runner.inputs_of(program)
+        inputs.write(runner.rows.place([sequence]), [(sequence, tree)])
         program.verify(has_filters=False)
         torch.cuda.synchronize()
         before = [t.clone() for t in (on.pools.states, on.pools.windows)]

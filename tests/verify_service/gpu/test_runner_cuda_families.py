@@ -14,7 +14,7 @@ from tests.verify_service.cpu import test_runner_exactness as exactness
 from tests.verify_service.gpu import test_runner as over_buffers
 from tests.verify_service.harness import run_all, start_engine
 from verify_service.core.request import Request
-from verify_service.gpu.runner import GraphDecoder
+from verify_service.gpu.runner import GraphRunner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]  # compilers take a minute a family
 
@@ -36,9 +36,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         request.param, directory, None, compile=True, device="cuda", max_batch=4, page_size=64
     )
     case = next(serving)
-    decoder = case.engine.decoder
-    assert isinstance(decoder, GraphDecoder)
-    assert decoder.graphs.enabled == (request.param in CAPTURED)
+    runner = case.engine.runner
+    assert isinstance(runner, GraphRunner)
+    assert runner.graphs.enabled == (request.param in CAPTURED)
     case.script["directory"] = str(directory)
     yield case
     assert next(serving, None) is None  # stopped
@@ -71,7 +71,7 @@ def test_sampled_answers_are_the_cpus(case: exactness.Case) -> None:
     assert [out.tokens for out in run_all(case.engine, requests)] == truths
     for part, wanted in ((requests[:5], truths[:5]), (requests[5:], truths[5:])):
         case.script["make"] = exactness.oracle(
-            {r.prompt: ids for r, ids in zip(part, wanted, strict=True)}, "tree 31", seed=1
+            {r.prompt_token_ids: ids for r, ids in zip(part, wanted, strict=True)}, "tree 31", seed=1
         )
         outs = run_all(case.engine, part)
         assert [out.tokens for out in outs] == wanted

@@ -1,22 +1,22 @@
-"""How layers are cut into stretches, and which of them share a graph."""
+"""How layers are cut into layer_groups, and which of them share a graph."""
 
 from __future__ import annotations
 
-from verify_service.model.layer_groups import Stretches
+from verify_service.model.layer_groups import LayerGroups
 
 
 def test_pattern_of_layers_shares_one_graph() -> None:
-    stretches = Stretches(list("abcdefghi"), [*("g", "g", "g", "a") * 2, "g"], compile_steps=True).cut(4)
-    assert [s.layers for s in stretches] == [tuple("abcd"), tuple("efgh"), ("i",)]
-    assert [s.first for s in stretches] == [0, 4, 8]
-    assert stretches[0].run is stretches[1].run
-    assert stretches[0].run is not stretches[2].run
+    layer_groups = LayerGroups(list("abcdefghi"), [*("g", "g", "g", "a") * 2, "g"], compile_steps=True).cut(4)
+    assert [s.layers for s in layer_groups] == [tuple("abcd"), tuple("efgh"), ("i",)]
+    assert [s.first for s in layer_groups] == [0, 4, 8]
+    assert layer_groups[0].run is layer_groups[1].run
+    assert layer_groups[0].run is not layer_groups[2].run
 
 
 def test_layer_of_no_graph_stands_alone_and_shares_none() -> None:
     """A dense layer and one of experts may have the same mixer; a graph of the one must not run the other."""
-    stretches = Stretches(list("abcd"), ["g", "g", None, "g"], compile_steps=True)
-    alone, several = stretches.cut(4), stretches.cut(1)
+    layer_groups = LayerGroups(list("abcd"), ["g", "g", None, "g"], compile_steps=True)
+    alone, several = layer_groups.cut(4), layer_groups.cut(1)
     assert [s.layers for s in alone] == [("a", "b"), ("c",), ("d",)]
     assert [s.layers for s in several] == [("a",), ("b",), ("c",), ("d",)]
     assert several[0].run is several[3].run is alone[2].run

@@ -1,4 +1,4 @@
-"""What is put in place of a decoder layer's parts computes the same, and what does not match stays."""
+"""What is put in place of a runner layer's parts computes the same, and what does not match stays."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from draftwood.device.layers import GatedMLP
 from tests.verify_service.models import FAMILIES, FULL, SLIDING, tiny_config
+from verify_service.core.target_spec import ATTENTION
 from verify_service.model.layer_groups import kind_of
-from verify_service.model.replace_layers import fuse_layer, fused_norm
-from verify_service.model.spec import ATTENTION, read_spec
+from verify_service.model.replace_layers import replace_parts, replaced_norm
+from verify_service.model.spec import read_spec
 
 # Not an RMSNorm; those in front of which the layer casts to their weight's format. Neither are those that are `Gated`,
 # which makes them part of the mixer.
@@ -28,7 +29,7 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
 def fuse_layers(model: Any) -> list[bool]:
     """Which of the model's layers can be compiled, with their parts replaced."""
     mixers = read_spec(model.config, ()).mixers
-    return [fuse_layer(layer, i, mixers[i]) for i, layer in enumerate(model.base_model.layers)]
+    return [replace_parts(layer, i, mixers[i]) for i, layer in enumerate(model.base_model.layers)]
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -42,12 +43,12 @@ def test_fused_norms_are_transformers_norms(model_type: str) -> None:
     assert norms
     for name, norm in norms.items():
         if name in NOT_FUSED or name.endswith("Gated"):
-            assert fused_norm(norm) is norm
+            assert replaced_norm(norm) is norm
             continue
         weight: Any = norm.weight
         weight.add_(torch.randn_like(weight))
         x = 3.0 * torch.randn(5, weight.shape[0])
-        fused = fused_norm(norm)
+        fused = replaced_norm(norm)
         assert fused is not norm, name
         torch.testing.assert_close(fused(x), norm(x), rtol=1e-6, atol=1e-6)
 
@@ -57,7 +58,7 @@ def test_fused_feed_forward_keeps_its_activation(activation: str) -> None:
     layer = tiny_model("qwen3", hidden_act=activation).model.layers[0]
     before, x = layer.mlp, torch.randn(3, 64)
     wanted = before(x)
-    assert fuse_layer(layer, 0, (ATTENTION,))
+    assert replace_parts(layer, 0, (ATTENTION,))
     assert isinstance(layer.mlp, GatedMLP)
     torch.testing.assert_close(layer.mlp(x), wanted, rtol=1e-5, atol=1e-5)
 

@@ -46,9 +46,9 @@ STRETCHES = st.tuples(
 
 
 @given(st.lists(STRETCHES, min_size=4, max_size=6))
-def test_only_the_last_window_counts(stretches: list[list[int]]) -> None:
+def test_only_the_last_window_counts(layer_groups: list[list[int]]) -> None:
     """The alarm's state is what the function says of the windows one after the other."""
-    accepted = list(chain.from_iterable(stretches))
+    accepted = list(chain.from_iterable(layer_groups))
     alarm, expected = AcceptanceAlarm(), False
     for i, count in enumerate(accepted, start=1):
         alarm.add(count)

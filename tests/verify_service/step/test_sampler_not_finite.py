@@ -17,7 +17,7 @@ from tests.verify_service.harness import ScriptedDrafter, run_all, start_engine
 from tests.verify_service.models import save_tiny
 from verify_service.build import build
 from verify_service.core.request import Failed, Finished, Request
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 from verify_service.engine.engine import Engine
 from verify_service.kernels.reference.kernel_set import PLAIN
 
@@ -36,12 +36,12 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 def poison(engine: Engine, token: int, value: float) -> None:
     """As an overflow does it, at one token."""
     with torch.inference_mode():
-        target: Any = engine.decoder.target
+        target: Any = engine.runner.target
         target.embed.weight[token] = value
 
 
 def request(name: str, prompt: tuple[int, ...], **values: Any) -> Request:
-    return Request(request_id=name, prompt=prompt, max_new_tokens=NEW_TOKENS, algorithm="ddtree", **values)
+    return Request(request_id=name, prompt_token_ids=prompt, max_new_tokens=NEW_TOKENS, algorithm="ddtree", **values)
 
 
 KINDS = {
@@ -73,7 +73,7 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     save_tiny("qwen3_5_text", tmp_path, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
     config = config_of(tmp_path, max_batch=3, algorithm="ddtree")
     engine = build(config, kernels=PLAIN if request.param == "graphs" else None).engine
-    engine.drafter = ScriptedDrafter(lambda _: None)  # pyright: ignore[reportAttributeAccessIssue]
+    engine.coordinator = ScriptedDrafter(lambda _: None)  # pyright: ignore[reportAttributeAccessIssue]
     engine.start()
     yield engine
     engine.stop()
@@ -84,13 +84,15 @@ def test_an_answer_that_breaks_keeps_what_was_sent(either: Engine) -> None:
     engine = either
     prompt, other = (5, 9, 60), request("two", (8, 8, 8, 7))
     (truth, untouched) = (answer.tokens for answer in run_all(engine, [request("one", prompt), other]))
-    place = next(i for i in range(4, NEW_TOKENS - 1) if truth[i] not in (*truth[:i], *untouched, *other.prompt))
+    place = next(
+        i for i in range(4, NEW_TOKENS - 1) if truth[i] not in (*truth[:i], *untouched, *other.prompt_token_ids)
+    )
 
-    def propose(sequence: Sequence) -> DraftTree | None:
+    def propose(sequence: SequenceState) -> DraftTree | None:
         done = len(sequence.answer)
         return DraftTree.chain(sequence.root, truth[done : done + 2]) if sequence.request.request_id == "one" else None
 
-    engine.drafter.propose = propose  # pyright: ignore[reportAttributeAccessIssue]
+    engine.coordinator.propose = propose  # pyright: ignore[reportAttributeAccessIssue]
     poison(engine, truth[place], float("nan"))
     bad, good = run_all(engine, [request("one", prompt), other])
     assert isinstance(bad.end, Failed)
@@ -118,7 +120,7 @@ def test_beside_graphs_a_broken_prompt_ends_alone_too(tmp_path: Path) -> None:
 
 def test_log_probs_of_a_prompt_are_numbers_or_an_error(engine: Engine) -> None:
     """One position of the prompt overflows, and nothing behind it does."""
-    target: Any = engine.decoder.target
+    target: Any = engine.runner.target
     logits = target.logits
 
     def overflowing(hidden: torch.Tensor) -> torch.Tensor:
@@ -141,13 +143,13 @@ def test_a_rejected_node_that_breaks_costs_nothing(either: Engine) -> None:
     prompts = [request("one", (5, 9, 60)), request("two", (8, 8, 8, 7))]
     truths = {name: answer.tokens for name, answer in zip(("one", "two"), run_all(either, prompts), strict=True)}
 
-    def propose(sequence: Sequence) -> DraftTree | None:
+    def propose(sequence: SequenceState) -> DraftTree | None:
         rest = truths[sequence.request.request_id][len(sequence.answer) :][:2]
         if len(rest) < 2 or sequence.request.request_id == "two":
             return DraftTree.chain(sequence.root, rest)
         return DraftTree.from_nodes(sequence.root, [POISON, *rest], [0, 0, 2], [-1.0] * 3)
 
-    either.drafter.propose = propose  # pyright: ignore[reportAttributeAccessIssue]
+    either.coordinator.propose = propose  # pyright: ignore[reportAttributeAccessIssue]
     poison(either, POISON, float("nan"))
     assert not any(POISON in tokens for tokens in truths.values())
     one, two = run_all(either, prompts)

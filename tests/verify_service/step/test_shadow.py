@@ -17,7 +17,7 @@ from tests.verify_service.bench import config_of
 from tests.verify_service.harness import ScriptedDrafter, run_all, start_engine
 from tests.verify_service.models import save_tiny
 from verify_service.core.request import Request
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 from verify_service.engine.engine import Engine
 from verify_service.step.shadow import chain_of, tree_of, union_of
 
@@ -64,21 +64,21 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 def request(**values: Any) -> Request:
     given: dict[str, Any] = {"algorithm": "ddtree", "tree_budget": 8, "trace_steps": True}
-    return Request(request_id="r", prompt=(5, 9, 60, 33, 7), max_new_tokens=NEW_TOKENS, **(given | values))
+    return Request(request_id="r", prompt_token_ids=(5, 9, 60, 33, 7), max_new_tokens=NEW_TOKENS, **(given | values))
 
 
 def test_the_chain_counts_and_the_tree_is_reported(engine: Engine) -> None:
     """The truth is the drafter's second choice at every other position: a chain ends there, the tree goes on."""
     (plain,) = run_all(engine, [request(algorithm="none")])
 
-    def propose(sequence: Sequence) -> DraftTree:
+    def propose(sequence: SequenceState) -> DraftTree:
         known = [*plain.tokens[len(sequence.answer) :], *[3] * DEPTH][:DEPTH]
         first = len(sequence.answer)
         ids = [[t, (t + 1) % 256] if (first + i) % 2 else [(t + 1) % 256, t] for i, t in enumerate(known)]
         return best_first(sequence.root, ids, [[-0.5, -0.9]] * DEPTH, tree_budget=8 + DEPTH, spine=True)
 
-    assert isinstance(engine.drafter, ScriptedDrafter)
-    engine.drafter.propose = propose
+    assert isinstance(engine.coordinator, ScriptedDrafter)
+    engine.coordinator.propose = propose
     (answer,) = run_all(engine, [request(shadow_linear=True)])
     assert answer.tokens == plain.tokens
     stats = answer.stats
@@ -93,16 +93,16 @@ def test_the_chain_counts_and_the_tree_is_reported(engine: Engine) -> None:
         tokens = [trace.tree.token_ids[node] for node in trace.shadow_path]
         assert tokens == plain.tokens[base : base + len(tokens)]
         assert [trace.tree.parents[node] for node in trace.shadow_path[1:]] == list(trace.shadow_path[:-1])
-    assert engine.decoder.observer.totals.shadow_tokens == stats.num_shadow_accepted
+    assert engine.runner.observer.totals.shadow_tokens == stats.num_shadow_accepted
 
 
-def no_draft(_: Sequence) -> None:
+def no_draft(_: SequenceState) -> None:
     return None
 
 
 def test_without_a_draft_nothing_is_reported(engine: Engine) -> None:
-    assert isinstance(engine.drafter, ScriptedDrafter)
-    engine.drafter.propose = no_draft
+    assert isinstance(engine.coordinator, ScriptedDrafter)
+    engine.coordinator.propose = no_draft
     (answer,) = run_all(engine, [request(shadow_linear=True)])
     assert answer.stats.num_shadow_accepted == 0
     assert answer.stats.num_fallback_steps > 0

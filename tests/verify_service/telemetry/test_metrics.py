@@ -11,7 +11,7 @@ from draftwood.errors import OverloadedError
 from draftwood.tree import DraftTree
 from tests.system.scraping import Samples, parse, value
 from verify_service.core.request import StageTimes
-from verify_service.draft.coordinator import Drafter
+from verify_service.draft.coordinator import DraftCoordinator
 from verify_service.engine.engine import EngineCounters
 from verify_service.step.acceptance_alarm import WINDOW_STEPS
 from verify_service.step.step_stats import SequenceStep, StepObserver
@@ -37,8 +37,8 @@ def service() -> Any:
     engine = SimpleNamespace(
         counters=EngineCounters(),
         scheduler=scheduler,
-        decoder=SimpleNamespace(observer=StepObserver()),
-        drafter=Drafter(None, SimpleNamespace(), timeout_s=1.0),  # pyright: ignore[reportArgumentType]
+        runner=SimpleNamespace(observer=StepObserver()),
+        coordinator=DraftCoordinator(None, SimpleNamespace(), timeout_s=1.0),  # pyright: ignore[reportArgumentType]
         is_turning=is_turning,
     )
     return SimpleNamespace(engine=engine, client=client)
@@ -49,7 +49,7 @@ def samples(telemetry: Telemetry) -> Samples:
 
 
 def test_collapse_is_an_alarm_while_drafts_are_paid_for(service: Any) -> None:
-    telemetry, observer = Telemetry(service), service.engine.decoder.observer
+    telemetry, observer = Telemetry(service), service.engine.runner.observer
     for _ in range(WINDOW_STEPS - 1):
         observer.step([SequenceStep(TREE, 0, True)], StageTimes())
     assert value(samples(telemetry), COLLAPSE) == 0  # too few to say
@@ -60,7 +60,7 @@ def test_collapse_is_an_alarm_while_drafts_are_paid_for(service: Any) -> None:
 
 
 def test_steps_without_drafts_are_no_collapse(service: Any) -> None:
-    telemetry, observer = Telemetry(service), service.engine.decoder.observer
+    telemetry, observer = Telemetry(service), service.engine.runner.observer
     for _ in range(2 * WINDOW_STEPS):
         observer.step([SequenceStep(DraftTree.root_only(5), 0, True)], StageTimes())
     assert value(samples(telemetry), COLLAPSE) == 0

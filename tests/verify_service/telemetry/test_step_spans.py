@@ -16,7 +16,7 @@ from draftwood.v1 import verify_pb2
 from verify_service.api.codec import request_from_wire
 from verify_service.api.defaults import Defaults
 from verify_service.core.request import Limits, Request, StageTimes
-from verify_service.core.sequence import Sequence
+from verify_service.core.sequence import SequenceState
 from verify_service.step.step_stats import SequenceStep, StepObserver
 from verify_service.telemetry.step_spans import StepSpans
 
@@ -41,9 +41,9 @@ def observer(exporter: InMemorySpanExporter) -> StepObserver:
     return observer
 
 
-def sequence(traceparent: str) -> Sequence:
-    request = Request(request_id="r", prompt=(1, 2), max_new_tokens=9, traceparent=traceparent)
-    return Sequence(1, request, lambda _: None, 0.0)
+def sequence(traceparent: str) -> SequenceState:
+    request = Request(request_id="r", prompt_token_ids=(1, 2), max_new_tokens=9, traceparent=traceparent)
+    return SequenceState(1, request, lambda _: None, 0.0)
 
 
 def named(exporter: InMemorySpanExporter, name: str) -> ReadableSpan:

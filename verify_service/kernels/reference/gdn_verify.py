@@ -21,8 +21,8 @@ def gdn_verify(
     g: Tensor,  # [B, N, HV] float32, log decay, at most 0
     beta: Tensor,  # [B, N, HV] float32
     state: Tensor,  # [B, HV, V, K] float32, committed
-    inclusive: Tensor,  # [B, N, N] float32: 1 where j is i or its ancestor
-    off_path: Tensor,  # [B, N, N] float32: 0 where j is i or its ancestor, else -inf
+    ancestor_mask: Tensor,  # [B, N, N] float32: 1 where j is i or its ancestor
+    ancestor_bias: Tensor,  # [B, N, N] float32: 0 where j is i or its ancestor, else -inf
 ) -> Tensor:  # [B, N, HV, V] float32
     """Value head j reads key head j // (HV / HK). The state is not changed."""
     b, n, hk, dk = k.shape
@@ -36,8 +36,8 @@ def gdn_verify(
     gram = torch.bmm(both, keys.transpose(1, 2)).view(b, hk, 1, 2, n, n)
     read = torch.bmm(both, state.reshape(b * hk, group * dv, dk).transpose(1, 2))
     read = read.view(b, hk, 2, n, group, dv).permute(0, 1, 4, 2, 3, 5)  # [B, HK, group, 2, N, V]
-    total = torch.matmul(inclusive, g).transpose(1, 2)  # [B, HV, N]
-    decay = (total[..., :, None] - total[..., None, :] + off_path[:, None]).exp()
+    total = torch.matmul(ancestor_mask, g).transpose(1, 2)  # [B, HV, N]
+    decay = (total[..., :, None] - total[..., None, :] + ancestor_bias[:, None]).exp()
     gram = (gram * decay.view(b, hk, group, 1, n, n)).reshape(b * hv, 2, n, n)
     read = read.reshape(b * hv, 2, n, dv)
     beta_ = beta.transpose(1, 2).reshape(b * hv, n, 1)

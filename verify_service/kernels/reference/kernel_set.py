@@ -10,12 +10,14 @@ from torch import Tensor
 from draftwood.noise import NoiseCache
 from draftwood.sampling import SamplingParams, draw
 from draftwood.tree import DraftTree
+from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
 from verify_service.core.accept import accept
-from verify_service.gpu.buffers import FINISHES, NO_DRAW, Draws, Outcome, Stash, Structure
+from verify_service.core.target_spec import GDN, MAMBA2, RecurrentShape
+from verify_service.kernels.arguments import FINISHES, NO_DRAW, NODES_PER_WORD, Draws, Outcome, TreeMetadata
 from verify_service.kernels.kernel_set import KernelSet
 from verify_service.kernels.reference.add_norm import add_norm, swiglu
-from verify_service.kernels.reference.ancestors import NODES_A_WORD, inclusive_of, off_path_of
+from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
 from verify_service.kernels.reference.gdn_commit import gdn_commit_one
 from verify_service.kernels.reference.gdn_verify import gdn_verify as gdn_over_tree
 from verify_service.kernels.reference.mamba2_commit import mamba2_commit_one
@@ -23,10 +25,9 @@ from verify_service.kernels.reference.mamba2_verify import mamba2_verify as mamb
 from verify_service.kernels.reference.rotate_heads import rotate_heads
 from verify_service.kernels.reference.tree_attention import tree_attention as attention_over_tree
 from verify_service.kernels.reference.tree_conv import commit_window, tree_conv
-from verify_service.model.spec import GDN, MAMBA2, RecurrentShape
 
 
-def tree_structure(s: Structure) -> None:
+def tree_metadata(s: TreeMetadata) -> None:
     b = s.parents.shape[0]
     for row in range(b):
         paths: list[list[int]] = []
@@ -34,23 +35,23 @@ def tree_structure(s: Structure) -> None:
             paths.append([*(paths[parent] if parent >= 0 else []), i])
             words = [0] * s.ancestors.shape[2]
             for j in paths[i]:
-                words[j // NODES_A_WORD] |= 1 << (j % NODES_A_WORD)
+                words[j // NODES_PER_WORD] |= 1 << (j % NODES_PER_WORD)
             s.ancestors[row, i] = torch.from_numpy(np.array(words, np.uint64).view(np.int64))
             s.depths[row, i] = len(paths[i]) - 1
         for block in range(s.block_depth.shape[1]):
-            first = block * NODES_A_WORD
-            inside = paths[first : first + NODES_A_WORD]
+            first = block * NODES_PER_WORD
+            inside = paths[first : first + NODES_PER_WORD]
             s.block_depth[row, block] = max(sum(j >= first for j in path) - 1 for path in inside)
         s.tree_depth[row] = s.depths[row].max()
     s.positions.copy_(s.base_lengths[:, None] + s.depths)
 
 
-def conv_index(parents: Tensor, taps: int) -> Tensor:
-    """Rows of (window ++ nodes) that a node's convolution reads, oldest first: int64 [B, N, taps]."""
+def conv_index(parents: Tensor, kernel_size: int) -> Tensor:
+    """Rows of (window ++ nodes) that a node's convolution reads, oldest first: int64 [B, N, kernel_size]."""
     at = torch.arange(parents.shape[1], device=parents.device).expand(parents.shape)
     rows: list[Tensor] = []
-    for _ in range(taps):
-        rows.append(taps - 1 + at)
+    for _ in range(kernel_size):
+        rows.append(kernel_size - 1 + at)
         at = torch.where(at >= 0, parents.long().gather(1, at.clamp(min=0)), at - 1)
     return torch.stack(rows[::-1], -1)
 
@@ -58,9 +59,9 @@ def conv_index(parents: Tensor, taps: int) -> Tensor:
 def conv_gate(
     projected: Tensor,  # [B, N, q | k | v | z | b | a]
     parents: Tensor,
-    windows: Tensor,  # [T, taps - 1, C]
+    windows: Tensor,  # [T, kernel_size - 1, C]
     state_slots: Tensor,
-    weight: Tensor,  # [taps, C] float32
+    weight: Tensor,  # [kernel_size, C] float32
     decay: Tensor,  # [HV] float32
     dt_bias: Tensor,  # [HV] float32
     inputs: Tensor,  # [B, N, C], written, as all below
@@ -96,14 +97,14 @@ def gdn_verify(
     norms: Tensor,
     g: Tensor,
     beta: Tensor,
-    s: Structure,
+    s: TreeMetadata,
     states: Tensor,
     out: Tensor,  # [B, N, HV, V], written
     norm: tuple[Tensor, Tensor, float],  # z [B, N, HV V], w [V], eps: out is w * rmsnorm(o) * silu(z) per head
 ) -> None:
-    inclusive = inclusive_of(s.ancestors)
+    ancestor_mask = ancestor_mask_of(s.ancestors)
     state = states[s.state_slots.long()]
-    o = gdn_over_tree(*_split(conv, norms, states), g, beta, state, inclusive, off_path_of(inclusive))
+    o = gdn_over_tree(*_split(conv, norms, states), g, beta, state, ancestor_mask, ancestor_bias_of(ancestor_mask))
     z, weight, eps = norm
     normed = F.rms_norm(o.to(out.dtype).float(), (o.shape[-1],), None, eps).to(out.dtype)
     out.copy_((weight * normed) * F.silu(z.float()).view_as(o))
@@ -115,7 +116,7 @@ def mamba2_conv_gate(
     parents: Tensor,
     windows: Tensor,
     state_slots: Tensor,
-    weight: Tensor,  # [taps, C] float32
+    weight: Tensor,  # [kernel_size, C] float32
     bias: Tensor | None,  # [C] float32
     decay: Tensor,  # [HV] float32
     dt_bias: Tensor,  # [HV]
@@ -142,12 +143,12 @@ def _split_mamba2(conv: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def mamba2_verify(
-    conv: Tensor, g: Tensor, beta: Tensor, s: Structure, states: Tensor, skip: Tensor, out: Tensor
+    conv: Tensor, g: Tensor, beta: Tensor, s: TreeMetadata, states: Tensor, skip: Tensor, out: Tensor
 ) -> None:
-    inclusive = inclusive_of(s.ancestors)
+    ancestor_mask = ancestor_mask_of(s.ancestors)
     queries, keys, x = _split_mamba2(conv, states)
     state = states[s.state_slots.long()]
-    y = mamba2_over_tree(queries, keys, x, g, beta, state, inclusive, off_path_of(inclusive))
+    y = mamba2_over_tree(queries, keys, x, g, beta, state, ancestor_mask, ancestor_bias_of(ancestor_mask))
     out.copy_(y + skip[:, None] * x)
 
 
@@ -157,7 +158,7 @@ def tree_attention(
     v: Tensor,  # [B, N, HKV, D]
     key_pool: Tensor,  # [HKV, S, D]
     value_pool: Tensor,
-    s: Structure,
+    s: TreeMetadata,
     page_size: int,
     scaling: float,
     sliding_window: int | None,
@@ -171,25 +172,40 @@ def tree_attention(
     bias = torch.zeros(slots.shape, device=q.device)
     bias.masked_fill_(at >= s.base_lengths[:, None], -torch.inf)
     queries, keys, values = (t.transpose(1, 2) for t in (q, k, v))
-    off_path = off_path_of(inclusive_of(s.ancestors))
-    arguments = (key_pool, value_pool, slots, bias, off_path, s.positions, scaling, sliding_window, soft_cap, sinks)
+    ancestor_bias = ancestor_bias_of(ancestor_mask_of(s.ancestors))
+    arguments = (
+        key_pool,
+        value_pool,
+        slots,
+        bias,
+        ancestor_bias,
+        s.positions,
+        scaling,
+        sliding_window,
+        soft_cap,
+        sinks,
+    )
     out.copy_(attention_over_tree(queries, keys, values, *arguments))
 
 
-def recurrent_commit(shape: RecurrentShape, stash: Stash, outcome: Outcome, pools: Pools, s: Structure) -> None:
+def recurrent_commit(
+    shape: RecurrentShape, commit_inputs: CommitInputs, outcome: Outcome, pools: Pools, s: TreeMetadata
+) -> None:
     for row, length in enumerate(outcome.path_length.tolist()):
         if not length:
             continue
         path, slot = outcome.path[row, :length].long(), int(s.state_slots[row])
-        conv, g, beta = (t[:, row].index_select(1, path) for t in (stash.conv, stash.g, stash.beta))
+        conv, g, beta = (
+            t[:, row].index_select(1, path) for t in (commit_inputs.conv, commit_inputs.g, commit_inputs.beta)
+        )
         if shape.kind == GDN:
-            norms = stash.norms[:, row].index_select(1, path)
+            norms = commit_inputs.norms[:, row].index_select(1, path)
             _, k, v = _split(conv, norms, pools.states)
             _replay(gdn_commit_one, pools.states[:, slot], k, v, g, beta)
         elif shape.kind == MAMBA2:
             _, keys, x = _split_mamba2(conv, pools.states)
             _replay(mamba2_commit_one, pools.states[:, slot], keys, x, g, beta)
-        commit_window(pools.windows[:, slot], stash.inputs[:, row].index_select(1, path))
+        commit_window(pools.windows[:, slot], commit_inputs.inputs[:, row].index_select(1, path))
 
 
 def _replay(one: object, state: Tensor, *tokens: Tensor) -> None:
@@ -198,16 +214,16 @@ def _replay(one: object, state: Tensor, *tokens: Tensor) -> None:
         one(state, *(t[:, i].contiguous() for t in tokens))
 
 
-def kv_commit(stash: Stash, outcome: Outcome, pools: Pools, s: Structure, page_size: int) -> None:
+def kv_commit(commit_inputs: CommitInputs, outcome: Outcome, pools: Pools, s: TreeMetadata, page_size: int) -> None:
     for row, length in enumerate(outcome.path_length.tolist()):
         path = outcome.path[row, :length].long()
         at = int(s.base_lengths[row]) + torch.arange(length, device=path.device)
         slots = s.page_table[row, at // page_size].long() * page_size + at % page_size
-        for pool, nodes in ((pools.keys, stash.keys), (pools.values, stash.values)):
+        for pool, nodes in ((pools.keys, commit_inputs.keys), (pools.values, commit_inputs.values)):
             pool.index_copy_(2, slots, nodes[:, row].index_select(1, path).transpose(1, 2))
 
 
-def sample(logits: Tensor, s: Structure, d: Draws, drawn: Tensor, has_filters: bool) -> None:
+def sample(logits: Tensor, s: TreeMetadata, d: Draws, drawn: Tensor, has_filters: bool) -> None:
     """[B, N, V] logits to the token drawn at each node."""
     del has_filters
     noise = NoiseCache(logits.shape[-1])
@@ -225,7 +241,7 @@ def sample(logits: Tensor, s: Structure, d: Draws, drawn: Tensor, has_filters: b
             drawn[row, node] = draw(values, params, int(s.positions[row, node]) + 1, noise) if is_sound else -1
 
 
-def accept_walk(input_ids: Tensor, s: Structure, drawn: Tensor, d: Draws, outcome: Outcome) -> None:
+def accept_walk(input_ids: Tensor, s: TreeMetadata, drawn: Tensor, d: Draws, outcome: Outcome) -> None:
     limit = outcome.path.shape[1]
     for t in (outcome.path, outcome.tokens):
         t.fill_(-1)
@@ -249,7 +265,7 @@ def accept_walk(input_ids: Tensor, s: Structure, drawn: Tensor, d: Draws, outcom
 
 PLAIN = KernelSet(
     is_capturable=False,
-    tree_structure=tree_structure,
+    tree_metadata=tree_metadata,
     conv_gate=conv_gate,
     gdn_verify=gdn_verify,
     mamba2_conv_gate=mamba2_conv_gate,

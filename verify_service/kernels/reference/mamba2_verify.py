@@ -20,8 +20,8 @@ def mamba2_verify(
     g: Tensor,  # [B, N, HV] float32, log decay, at most 0
     dt: Tensor,  # [B, N, HV] float32, time step
     state: Tensor,  # [B, HV, V, K] float32, committed
-    inclusive: Tensor,  # [B, N, N] float32: 1 where j is i or its ancestor
-    off_path: Tensor,  # [B, N, N] float32: 0 where j is i or its ancestor, else -inf
+    ancestor_mask: Tensor,  # [B, N, N] float32: 1 where j is i or its ancestor
+    ancestor_bias: Tensor,  # [B, N, N] float32: 0 where j is i or its ancestor, else -inf
 ) -> Tensor:  # [B, N, HV, V] float32
     """Head j reads group j // (HV / HK). The state is not changed; the skip D x is the caller's."""
     rows, n, hk, dk = b.shape
@@ -32,11 +32,11 @@ def mamba2_verify(
     gram = torch.bmm(queries, keys.transpose(1, 2)).view(rows, hk, 1, n, n)
     read = torch.bmm(queries, state.reshape(rows * hk, group * dv, dk).transpose(1, 2))
     read = read.view(rows, hk, n, group, dv).transpose(2, 3).reshape(rows * hv, n, dv)
-    steps = inclusive[:, None] * g.transpose(1, 2)[:, :, None, :]  # [B, HV, N, N]: g_m where m is i or its ancestor
+    steps = ancestor_mask[:, None] * g.transpose(1, 2)[:, :, None, :]  # [B, HV, N, N]: g_m where m is i or its ancestor
     total = steps.sum(-1)  # [B, HV, N]
     # m is on the path of i and not on that of j: the nodes between, where j is an ancestor of i.
-    between = torch.matmul(steps, (1.0 - inclusive).transpose(1, 2)[:, None])
-    decay = (between + off_path[:, None]).exp()
+    between = torch.matmul(steps, (1.0 - ancestor_mask).transpose(1, 2)[:, None])
+    decay = (between + ancestor_bias[:, None]).exp()
     weights = gram * decay.view(rows, hk, group, n, n) * dt.transpose(1, 2).reshape(rows, hk, group, 1, n)
     values = x.transpose(1, 2).reshape(rows * hv, n, dv)
     out = torch.baddbmm(total.exp().view(rows * hv, n, 1) * read, weights.view(rows * hv, n, n), values)

@@ -18,7 +18,7 @@ def tree_attention(
     value_pool: Tensor,  # [HKV, S, D]
     prefix_slots: Tensor,  # [B, L] int64, pool rows of positions 0, 1, ...
     prefix_bias: Tensor,  # [B, L] float32: 0 for committed positions, -inf for padding
-    off_path: Tensor,  # [B, N, N] float32: 0 where j is i or its ancestor, else -inf
+    ancestor_bias: Tensor,  # [B, N, N] float32: 0 where j is i or its ancestor, else -inf
     positions: Tensor,  # [B, N] int64
     scaling: float,
     sliding_window: int | None = None,
@@ -42,7 +42,7 @@ def tree_attention(
     tree = torch.matmul(rows, key.transpose(2, 3)).float().view(b, hkv, group, n, n)
     if soft_cap is not None:
         prefix, tree = (soft_cap * torch.tanh(scores / soft_cap) for scores in (prefix, tree))
-    tree = tree + off_path[:, None, None]
+    tree = tree + ancestor_bias[:, None, None]
     prefix = prefix + prefix_bias[:, None, None, None]
     if sliding_window is not None:
         columns = torch.arange(length, device=query.device)

@@ -1,7 +1,7 @@
 """Depthwise causal convolution along tree paths.
 
-A node's window is itself and its nearest ancestors (taps - 1 of them), falling back to the committed window above the
-root.
+A node's window is itself and its nearest ancestors (kernel size - 1 of them), falling back to the committed
+window above the root.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 
 def tree_conv(
     inputs: Tensor,  # [B, N, C]
-    window: Tensor,  # [B, taps - 1, C] committed inputs, newest last
-    index: Tensor,  # [B, N, taps] int64, rows of (window ++ inputs), oldest first
-    weight: Tensor,  # [taps, C] float32
+    window: Tensor,  # [B, kernel_size - 1, C] committed inputs, newest last
+    index: Tensor,  # [B, N, kernel_size] int64, rows of (window ++ inputs), oldest first
+    weight: Tensor,  # [kernel_size, C] float32
     bias: Tensor | None = None,  # [C] float32
     *,
     silu: bool = True,
@@ -23,10 +23,10 @@ def tree_conv(
     """The convolution, by default under a SiLU, summed in float32 from the oldest tap on; rounded once to the format of
     its inputs."""
     b, n, channels = inputs.shape
-    taps = weight.shape[0]
-    rows = torch.cat([window, inputs], 1)  # [B, taps - 1 + N, C]
-    offset = torch.arange(b, device=inputs.device).view(b, 1, 1) * (taps - 1 + n)
-    gathered = rows.view(-1, channels).index_select(0, (index + offset).reshape(-1)).view(b, n, taps, channels)
+    kernel_size = weight.shape[0]
+    rows = torch.cat([window, inputs], 1)  # [B, kernel_size - 1 + N, C]
+    offset = torch.arange(b, device=inputs.device).view(b, 1, 1) * (kernel_size - 1 + n)
+    gathered = rows.view(-1, channels).index_select(0, (index + offset).reshape(-1)).view(b, n, kernel_size, channels)
     out = (gathered.float() * weight).sum(2)
     if bias is not None:
         out = out + bias
@@ -34,7 +34,7 @@ def tree_conv(
 
 
 def commit_window(
-    window: Tensor,  # [R, taps - 1, C], newest last; changed in place
+    window: Tensor,  # [R, kernel_size - 1, C], newest last; changed in place
     inputs: Tensor,  # [R, P, C] inputs of the accepted path
 ) -> None:
     """Shifts the accepted inputs into the windows of all R layers."""

@@ -76,7 +76,7 @@ def _write_gates(
 def conv_gate_kernel(
     x, x_batch, x_row, parents, window, slots, weight, bias, inputs, conv, norms,
     step, step_batch, step_row, write, write_batch, write_row, decay, dt_bias, g, beta, low, high,
-    N, C: tl.constexpr, TAPS: tl.constexpr, NORMED: tl.constexpr, HV: tl.constexpr, HVP: tl.constexpr,
+    N, C: tl.constexpr, KERNEL_SIZE: tl.constexpr, NORMED: tl.constexpr, HV: tl.constexpr, HVP: tl.constexpr,
     BC: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, IS_DELTA: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
@@ -94,24 +94,24 @@ def conv_gate_kernel(
         is_channel = (channels < C)[None, :]
         mask = (nodes < N)[:, None] & is_channel
         slot = tl.load(slots + b).to(tl.int64)
-        committed = window + slot * (TAPS - 1) * C + channels[None, :]
+        committed = window + slot * (KERNEL_SIZE - 1) * C + channels[None, :]
         # Where a walk from each node stands: a node, or -1, -2, … for the newest, second newest, … row of the window.
         # Neither parents nor the window were written by the kernels just ahead.
         current = tl.where(nodes < N, nodes, -1)
         walks = ()
-        weights = (tl.load(weight + (TAPS - 1) * C + channels, mask=channels < C, other=0.0),)
-        for tap in tl.static_range(1, TAPS):
+        weights = (tl.load(weight + (KERNEL_SIZE - 1) * C + channels, mask=channels < C, other=0.0),)
+        for tap in tl.static_range(1, KERNEL_SIZE):
             up = tl.load(parents + b * N + current, mask=current >= 0, other=0)
             current = tl.where(current >= 0, up, current - 1)
             above = (current < 0)[:, None] & is_channel
-            far = tl.load(committed + (TAPS - 1 + current[:, None]) * C, mask=above, other=0.0)
+            far = tl.load(committed + (KERNEL_SIZE - 1 + current[:, None]) * C, mask=above, other=0.0)
             walks = walks + ((current, far),)  # noqa: RUF005 — Triton has no unpacking
-            taken = tl.load(weight + (TAPS - 1 - tap) * C + channels, mask=channels < C, other=0.0)
+            taken = tl.load(weight + (KERNEL_SIZE - 1 - tap) * C + channels, mask=channels < C, other=0.0)
             weights = weights + (taken,)  # noqa: RUF005
         wait_for_inputs(OVERLAPS)
         own = tl.load(x + b * x_batch + nodes[:, None] * x_row + channels[None, :], mask=mask, other=0.0)
         total = own.to(tl.float32) * weights[0][None, :]
-        for tap in tl.static_range(1, TAPS):
+        for tap in tl.static_range(1, KERNEL_SIZE):
             current = walks[tap - 1][0]
             inside = (current >= 0)[:, None] & is_channel
             near = tl.load(x + b * x_batch + current[:, None] * x_row + channels[None, :], mask=inside, other=0.0)
@@ -132,9 +132,9 @@ def conv_gate_kernel(
 def conv_gate(
     x: Tensor,  # [B, N, C] the convolution's inputs; rows may be strided
     parents: Tensor,  # [B, N] int32, -1 for the root and spare nodes
-    window: Tensor,  # [T, taps - 1, C] committed inputs of one layer, newest last
+    window: Tensor,  # [T, kernel_size - 1, C] committed inputs of one layer, newest last
     state_slots: Tensor,  # [B] int32
-    weight: Tensor,  # [taps, C] float32, the newest last
+    weight: Tensor,  # [kernel_size, C] float32, the newest last
     bias: Tensor | None,  # [C] float32
     inputs: Tensor,  # [B, N, C] written: x
     conv: Tensor,  # [B, N, C] written
@@ -144,10 +144,10 @@ def conv_gate(
     gates: Gates | None = None,
     silu: bool = True,
 ) -> None:
-    """Raises UnsupportedModelError where taps are not 2 to 4, or a normed head is no power of two of 16 to 256."""
+    """Raises UnsupportedModelError where the kernel size is not 2 to 4 or a normed head no power of two, 16 to 256."""
     b, n, channels = x.shape
-    taps = weight.shape[0]
-    require(2 <= taps <= 4, "conv_kernel", f"must be 2 to 4, not {taps},")
+    kernel_size = weight.shape[0]
+    require(2 <= kernel_size <= 4, "conv_kernel", f"must be 2 to 4, not {kernel_size},")
     block = 128
     if norms is not None:
         require(
@@ -167,7 +167,7 @@ def conv_gate(
         x, x.stride(0), x.stride(1), parents, window, state_slots, weight, unused if bias is None else bias,
         inputs, conv, unused if norms is None else norms,
         step, step.stride(0), step.stride(1), write, write.stride(0), write.stride(1), decay, dt_bias, g, beta,
-        low, high, n, channels, taps, 0 if norms is None else norms.shape[-1], heads,
+        low, high, n, channels, kernel_size, 0 if norms is None else norms.shape[-1], heads,
         triton.next_power_of_2(max(heads, 1)), block, rows, bias is not None, silu,
         gates is not None and gates.write is not None, overlap,
         num_warps=max(1, min(4, rows * block // 256)), launch_pdl=overlap,
@@ -190,13 +190,13 @@ def conv_gate_plain(
     silu: bool = True,
 ) -> None:
     """What `conv_gate` computes, shapes and all."""
-    channels, taps = x.shape[-1], weight.shape[0]
-    rows = torch.cat([window[state_slots.long()], x], 1)  # [B, taps - 1 + N, C]
+    channels, kernel_size = x.shape[-1], weight.shape[0]
+    rows = torch.cat([window[state_slots.long()], x], 1)  # [B, kernel_size - 1 + N, C]
     current = torch.arange(x.shape[1], device=x.device).expand_as(parents)
     total = torch.zeros_like(x, dtype=torch.float32)
-    for tap in range(taps):
-        index = (current + taps - 1)[..., None].expand(-1, -1, channels)
-        total += rows.gather(1, index).float() * weight[taps - 1 - tap]
+    for tap in range(kernel_size):
+        index = (current + kernel_size - 1)[..., None].expand(-1, -1, channels)
+        total += rows.gather(1, index).float() * weight[kernel_size - 1 - tap]
         current = torch.where(current >= 0, parents.long().gather(1, current.clamp(min=0)), current - 1)
     if bias is not None:
         total += bias

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from verify_service.kernels.reference import gdn_verify as cpu
-from verify_service.kernels.reference.ancestors import inclusive_of, off_path_of
+from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
 from verify_service.kernels.triton.gdn_matrices import gdn_matrices_kernel
 from verify_service.kernels.triton.launch import overlaps, pipeline_stages, require, wait_for_inputs
 from verify_service.kernels.triton.matmul import product, product_of_parts, split
@@ -268,10 +268,10 @@ def gdn_verify_plain(
     dtype = torch.promote_types(out.dtype, torch.float32)
     q, k, v = conv.to(dtype).split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], -1)
     qk = torch.cat([q, k], -1).view(b, n, 2, key_heads, key_dim) * norms.view(b, n, 2, key_heads, 1)
-    inclusive = inclusive_of(ancestors, dtype)
+    ancestor_mask = ancestor_mask_of(ancestors, dtype)
     value = v.view(b, n, heads, value_dim)
     state = states[state_slots.long()].to(dtype)
-    masks = (inclusive, off_path_of(inclusive))
+    masks = (ancestor_mask, ancestor_bias_of(ancestor_mask))
     total = cpu.gdn_verify(qk[:, :, 0], qk[:, :, 1], value, g.to(dtype), beta.to(dtype), state, *masks)
     if norm is not None:
         gate = norm.gate.unflatten(-1, (heads, value_dim))

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
-from verify_service.gpu.buffers import Draws, Outcome, Stash, Structure
+from verify_service.core.target_spec import GDN, MAMBA2, RecurrentShape
+from verify_service.kernels.arguments import Draws, Outcome, TreeMetadata
 from verify_service.kernels.kernel_set import KernelSet
-from verify_service.model.spec import GDN, MAMBA2, RecurrentShape
 
 
 def triton_set() -> KernelSet:
@@ -21,7 +22,7 @@ def triton_set() -> KernelSet:
     kernels = _Kernels()
     return KernelSet(
         is_capturable=True,
-        tree_structure=kernels.tree_structure,
+        tree_metadata=kernels.tree_metadata,
         conv_gate=kernels.conv_gate,
         gdn_verify=kernels.gdn_verify,
         mamba2_conv_gate=kernels.mamba2_conv_gate,
@@ -57,9 +58,9 @@ class _Kernels:
             self._kept[key] = make()
         return self._kept[key]
 
-    def tree_structure(self, s: Structure) -> None:
+    def tree_metadata(self, s: TreeMetadata) -> None:
         derived = (s.positions, s.ancestors, s.depths, s.tree_depth, s.block_depth)
-        self.of("tree_structure")(s.parents, s.num_nodes, s.base_lengths, *derived)
+        self.of("tree_metadata")(s.parents, s.num_nodes, s.base_lengths, *derived)
 
     def conv_gate(
         self,
@@ -90,7 +91,7 @@ class _Kernels:
         norms: Tensor,
         g: Tensor,
         beta: Tensor,
-        s: Structure,
+        s: TreeMetadata,
         states: Tensor,
         out: Tensor,
         norm: tuple[Tensor, Tensor, float],
@@ -124,7 +125,7 @@ class _Kernels:
         self.of("conv_gate")(xbc, parents, windows, state_slots, weight, bias, inputs, conv, gates=gates)
 
     def mamba2_verify(
-        self, conv: Tensor, g: Tensor, beta: Tensor, s: Structure, states: Tensor, skip: Tensor, out: Tensor
+        self, conv: Tensor, g: Tensor, beta: Tensor, s: TreeMetadata, states: Tensor, skip: Tensor, out: Tensor
     ) -> None:
         self.of("mamba2_verify")(conv, g, beta, s.ancestors, states, s.state_slots, skip, out)
 
@@ -135,7 +136,7 @@ class _Kernels:
         v: Tensor,
         key_pool: Tensor,
         value_pool: Tensor,
-        s: Structure,
+        s: TreeMetadata,
         page_size: int,
         scaling: float,
         sliding_window: int | None,
@@ -148,26 +149,30 @@ class _Kernels:
         self.of("tree_attention")(q, k, v, key_pool, value_pool, *pages, scaling, out, *optional)
 
     def recurrent_commit(
-        self, shape: RecurrentShape, stash: Stash, outcome: Outcome, pools: Pools, s: Structure
+        self, shape: RecurrentShape, commit_inputs: CommitInputs, outcome: Outcome, pools: Pools, s: TreeMetadata
     ) -> None:
         recurrent = None
         if shape.kind in (GDN, MAMBA2):
-            norms = stash.norms if shape.kind == GDN else None
-            recurrent = _module("recurrent_commit").RecurrentInputs(stash.conv, norms, stash.g, stash.beta)
+            norms = commit_inputs.norms if shape.kind == GDN else None
+            recurrent = _module("recurrent_commit").RecurrentInputs(
+                commit_inputs.conv, norms, commit_inputs.g, commit_inputs.beta
+            )
         path = (outcome.path, outcome.path_length)
-        self.of("recurrent_commit")(recurrent, stash.inputs, *path, pools.states, pools.windows, s.state_slots)
+        self.of("recurrent_commit")(recurrent, commit_inputs.inputs, *path, pools.states, pools.windows, s.state_slots)
 
-    def kv_commit(self, stash: Stash, outcome: Outcome, pools: Pools, s: Structure, page_size: int) -> None:
+    def kv_commit(
+        self, commit_inputs: CommitInputs, outcome: Outcome, pools: Pools, s: TreeMetadata, page_size: int
+    ) -> None:
         path = (outcome.path, outcome.path_length, s.base_lengths, s.page_table, page_size)
-        self.of("kv_commit")(stash.keys, stash.values, *path, pools.keys, pools.values)
+        self.of("kv_commit")(commit_inputs.keys, commit_inputs.values, *path, pools.keys, pools.values)
 
-    def sample(self, logits: Tensor, s: Structure, d: Draws, drawn: Tensor, has_filters: bool) -> None:
+    def sample(self, logits: Tensor, s: TreeMetadata, d: Draws, drawn: Tensor, has_filters: bool) -> None:
         module = _module("sample")
         rows = logits.shape[0] * logits.shape[1]
         workspace = self._scratch(("sample", rows), lambda: module.sample_workspace(rows, torch.device(logits.device)))
         sampling = module.RowSampling(d.temperature, d.top_k, d.top_p, d.min_p, d.seeds)
         self.of("sample")(logits, s.positions, s.num_nodes, sampling, drawn, workspace, has_filters=has_filters)
 
-    def accept_walk(self, input_ids: Tensor, s: Structure, drawn: Tensor, d: Draws, outcome: Outcome) -> None:
+    def accept_walk(self, input_ids: Tensor, s: TreeMetadata, drawn: Tensor, d: Draws, outcome: Outcome) -> None:
         result = (outcome.path, outcome.path_length, outcome.tokens, outcome.finish)
         self.of("accept_walk")(input_ids, s.parents, s.num_nodes, drawn, d.stop_ids, d.remaining, result)

@@ -1,4 +1,4 @@
-"""Commit of KV rows: the accepted nodes' rows go from the stash into the pools, all attention layers in one launch."""
+"""Commit of KV rows: the accepted nodes' rows go into the pools, all attention layers in one launch."""
 
 from __future__ import annotations
 
@@ -85,6 +85,6 @@ def _check(stash_keys: Tensor, stash_values: Tensor, key_pool: Tensor, value_poo
     """Limits of the kernel, named."""
     tensors = (stash_keys, stash_values, key_pool, value_pool)
     if not all(t.is_contiguous() for t in tensors):
-        raise UnsupportedModelError("stash and pools of keys and values must be contiguous", field="strides")
+        raise UnsupportedModelError("commit_inputs and pools of keys and values must be contiguous", field="strides")
     if len({t.dtype for t in tensors}) > 1:
         raise UnsupportedModelError(f"dtypes {[str(t.dtype) for t in tensors]} must be one", field="dtype")

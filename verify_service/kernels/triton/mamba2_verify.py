@@ -1,4 +1,4 @@
-"""Mamba2 over a tree on the device: verify_service.kernels.reference.mamba2_verify for 16-bit inputs out of the stash.
+"""Mamba2 over a tree on the device: the reference for 16-bit inputs out of the commit inputs.
 
     y_i = e^(G_i) h0 C_i + sum over j = i and its ancestors of e^(G_i - G_j) dt_j (C_i . B_j) x_j + D x_i
 
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
-from verify_service.kernels.reference.ancestors import inclusive_of, off_path_of
+from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
 from verify_service.kernels.reference.mamba2_verify import mamba2_verify as verify_on_cpu
 from verify_service.kernels.triton.matmul import product, split
 
@@ -169,9 +169,9 @@ def mamba2_verify_plain(
     hk = _groups(channels, hv, v, k)
     real = torch.float64 if out.dtype == torch.float64 else torch.float32
     x, keys, queries = conv.to(real).split([hv * v, hk * k, hk * k], -1)
-    inclusive = inclusive_of(ancestors, real)
+    ancestor_mask = ancestor_mask_of(ancestors, real)
     x = x.view(b, n, hv, v)
     heads = (queries.view(b, n, hk, k), keys.view(b, n, hk, k), x)
     state = states[state_slots.long()].to(real)
-    y = verify_on_cpu(*heads, g.to(real), dt.to(real), state, inclusive, off_path_of(inclusive))
+    y = verify_on_cpu(*heads, g.to(real), dt.to(real), state, ancestor_mask, ancestor_bias_of(ancestor_mask))
     out.copy_(y + skip.to(real)[:, None] * x)

@@ -114,41 +114,41 @@ def _commit_state(
 
 @triton.jit
 def _commit_window(
-    inputs, path, n, windows, snapshots, layer, b, block, slot, B, N, T, C: tl.constexpr, TAPS: tl.constexpr,
+    inputs, path, n, windows, snapshots, layer, b, block, slot, B, N, T, C: tl.constexpr, KERNEL_SIZE: tl.constexpr,
     BC: tl.constexpr, HAS_SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     channels = block * BC + tl.arange(0, BC)
     mask = channels < C
-    windows += layer * T * (TAPS - 1) * C + channels
+    windows += layer * T * (KERNEL_SIZE - 1) * C + channels
     inputs += (layer * B + b) * N * C + channels
-    own = windows + slot * (TAPS - 1) * C
-    # The newest three of (window ++ path), whatever of them a window of fewer taps has.
-    newest = tl.load(own + (TAPS - 2) * C, mask=mask)
-    second = tl.load(own + max(TAPS - 3, 0) * C, mask=mask)
-    third = tl.load(own + max(TAPS - 4, 0) * C, mask=mask)
+    own = windows + slot * (KERNEL_SIZE - 1) * C
+    # The newest three of (window ++ path), whatever of them a window of fewer kernel_size has.
+    newest = tl.load(own + (KERNEL_SIZE - 2) * C, mask=mask)
+    second = tl.load(own + max(KERNEL_SIZE - 3, 0) * C, mask=mask)
+    third = tl.load(own + max(KERNEL_SIZE - 4, 0) * C, mask=mask)
     for t in range(0 if HAS_SNAPSHOTS else tl.maximum(n - 3, 0), n):
         third, second = second, newest
         newest = tl.load(inputs + tl.load(path + t) * C, mask=mask)
         if HAS_SNAPSHOTS:
             kept = tl.load(snapshots + t).to(tl.int64)
             if kept > 0:
-                _store_window(windows + kept * (TAPS - 1) * C, newest, second, third, mask, C, TAPS)
-    _store_window(own, newest, second, third, mask, C, TAPS)
+                _store_window(windows + kept * (KERNEL_SIZE - 1) * C, newest, second, third, mask, C, KERNEL_SIZE)
+    _store_window(own, newest, second, third, mask, C, KERNEL_SIZE)
 
 
 @triton.jit
-def _store_window(window, newest, second, third, mask, C: tl.constexpr, TAPS: tl.constexpr):
-    tl.store(window + (TAPS - 2) * C, newest, mask=mask)
-    if TAPS > 2:
-        tl.store(window + (TAPS - 3) * C, second, mask=mask)
-    if TAPS > 3:
+def _store_window(window, newest, second, third, mask, C: tl.constexpr, KERNEL_SIZE: tl.constexpr):
+    tl.store(window + (KERNEL_SIZE - 2) * C, newest, mask=mask)
+    if KERNEL_SIZE > 2:
+        tl.store(window + (KERNEL_SIZE - 3) * C, second, mask=mask)
+    if KERNEL_SIZE > 3:
         tl.store(window, third, mask=mask)
 
 
 @triton.jit
 def recurrent_commit_kernel(
     conv, norms, g, beta, inputs, path, length, states, windows, slots, snapshots, B, N, T, D: tl.constexpr,
-    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr,
+    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, KERNEL_SIZE: tl.constexpr,
     BV: tl.constexpr, KC: tl.constexpr, BC: tl.constexpr, IS_DELTA: tl.constexpr, HAS_SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """grid (HV V / BV + ceil(C / BC), B, R): BV rows of a head's state, or BC channels of a window."""
@@ -161,7 +161,7 @@ def recurrent_commit_kernel(
     if n > 0:
         if STATE_BLOCKS == 0:  # windows alone: nothing of a state's has its type
             _commit_window(
-                inputs, path, n, windows, snapshots, layer, b, block, slot, B, N, T, C, TAPS, BC, HAS_SNAPSHOTS
+                inputs, path, n, windows, snapshots, layer, b, block, slot, B, N, T, C, KERNEL_SIZE, BC, HAS_SNAPSHOTS
             )
         elif block < STATE_BLOCKS:
             _commit_state(
@@ -170,7 +170,7 @@ def recurrent_commit_kernel(
             )  # fmt: skip
         else:
             _commit_window(
-                inputs, path, n, windows, snapshots, layer, b, block - STATE_BLOCKS, slot, B, N, T, C, TAPS, BC,
+                inputs, path, n, windows, snapshots, layer, b, block - STATE_BLOCKS, slot, B, N, T, C, KERNEL_SIZE, BC,
                 HAS_SNAPSHOTS,
             )  # fmt: skip
 
@@ -181,14 +181,14 @@ def recurrent_commit(
     path: Tensor,  # [B, D] int32, accepted nodes from the root on
     path_length: Tensor,  # [B] int32; a row of 0 commits nothing
     states: Tensor,  # [R, T, HV, V, K] float32, changed in place
-    windows: Tensor,  # [R, T, taps - 1, C], newest last, changed in place
+    windows: Tensor,  # [R, T, kernel_size - 1, C], newest last, changed in place
     state_slots: Tensor,  # [B] int32
     snapshot_slots: Tensor | None = None,  # [B, D] int32: slots that take the state after a position; 0 for none
 ) -> None:
-    """Raises UnsupportedModelError where K or V is no power of two of 16 to 256, or taps are not 2 to 4."""
+    """Raises UnsupportedModelError where K or V is no power of two of 16 to 256, or kernel_size are not 2 to 4."""
     layers, b, n, channels = inputs.shape
-    slots, taps = windows.shape[1], windows.shape[2] + 1
-    require(2 <= taps <= 4, "conv_kernel", f"must be 2 to 4, not {taps},")
+    slots, kernel_size = windows.shape[1], windows.shape[2] + 1
+    require(2 <= kernel_size <= 4, "conv_kernel", f"must be 2 to 4, not {kernel_size},")
     heads, value_dim, key_dim, key_heads = 0, 16, 16, 1
     unused = path
     conv, norms, g, beta = (unused,) * 4
@@ -204,7 +204,7 @@ def recurrent_commit(
     recurrent_commit_kernel[grid](
         conv, norms, g, beta, inputs, path, path_length, states, windows, state_slots,
         unused if snapshot_slots is None else snapshot_slots, b, n, slots, path.shape[1], key_heads, heads, key_dim,
-        value_dim, channels, taps, rows, min(key_dim, KEY_CHUNK), WINDOW_BLOCK,
+        value_dim, channels, kernel_size, rows, min(key_dim, KEY_CHUNK), WINDOW_BLOCK,
         recurrent is not None and recurrent.norms is not None,
         snapshot_slots is not None, num_warps=max(1, min(STATE_WARPS, rows * key_dim // 512)),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Between the projection of an attention layer and its attention: norms of q and k, rotation, rows for the stash.
+"""Between the projection of an attention layer and its attention: norms of q and k, rotation, rows for the commit.
 
     q, k <- rotate(rmsnorm(x) weight)        v <- v
 

@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
-from verify_service.kernels.reference.ancestors import NODES_A_WORD, inclusive_of, off_path_of
+from verify_service.kernels.arguments import NODES_PER_WORD
+from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
 from verify_service.kernels.reference.tree_attention import tree_attention as tree_attention_padded
 from verify_service.kernels.triton.attention_tiling import Tiling, boxes_of, choose_tiling, gpu_of, has_boxes, overlaps
 from verify_service.kernels.triton.key_tiles import (
@@ -159,7 +160,7 @@ def _merge(
 
 def tree_attention(
     q: Tensor,  # [B, N, HQ, D], rotated
-    k: Tensor,  # [B, N, HKV, D], rotated; may be a layer of the stash
+    k: Tensor,  # [B, N, HKV, D], rotated; may be a layer of the commit inputs
     v: Tensor,  # [B, N, HKV, D]
     key_pool: Tensor,  # [HKV, S, D], a layer's view
     value_pool: Tensor,  # [HKV, S, D]
@@ -191,7 +192,7 @@ def tree_attention(
     if tiling is None:
         tiling = choose_tiling(b, n, hq, hkv, d, q.dtype, gpu_of(q.device))
     depth, slices, keys = triton.next_power_of_2(d), tiling.slices, tiling.keys
-    edge = min(keys, NODES_A_WORD)
+    edge = min(keys, NODES_PER_WORD)
     partial = torch.empty(b, slices, n, hq, d, dtype=torch.float32, device=q.device) if slices > 1 else out
     sums = torch.empty(b, slices, n, hq, dtype=torch.float32, device=q.device) if slices > 1 else out
     factor = scaling * LOG2E if soft_cap is None else 2.0 * scaling / soft_cap * LOG2E
@@ -249,7 +250,7 @@ def tree_attention_plain(
             value_pool.float(),
             slots,
             torch.zeros(committed.shape, device=device).masked_fill_(~committed, -torch.inf),
-            off_path_of(inclusive_of(ancestors)),
+            ancestor_bias_of(ancestor_mask_of(ancestors)),
             positions,
             scaling,
             sliding_window,

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
-from verify_service.kernels.reference.ancestors import NODES_A_WORD
+from verify_service.kernels.arguments import NODES_PER_WORD
 
 MOST_NODES = 256
 
@@ -46,7 +46,7 @@ def _walk(
     tl.store(block_depth + b * W + word, of_block, mask=word < W)
 
 
-def tree_structure(
+def tree_metadata(
     parents: Tensor,  # [B, N] int32; -1: root and spare nodes
     num_nodes: Tensor,  # [B] int32
     base_lengths: Tensor,  # [B] int32, committed tokens: the root's position
@@ -64,7 +64,7 @@ def tree_structure(
     b, n = parents.shape
     if n > MOST_NODES:
         raise UnsupportedModelError(f"{n} nodes: at most {MOST_NODES}", field="num_nodes")
-    words = -(-n // NODES_A_WORD)
+    words = -(-n // NODES_PER_WORD)
     _walk[(b,)](
         parents, num_nodes, base_lengths, positions, ancestors, depths, tree_depth, block_depth,
         N=n, NP=triton.next_power_of_2(n), W=words, WP=triton.next_power_of_2(words), num_warps=1 if n <= 64 else 4,
@@ -92,8 +92,8 @@ def tree_structure_plain(
     node = torch.arange(n, device=parents.device)
     depth = seen.sum(2) - 1
     for w in range(ancestors.shape[2]):
-        block = slice(NODES_A_WORD * w, NODES_A_WORD * (w + 1))
-        ancestors[:, :, w] = (seen[:, :, block].long() << (node[block] % NODES_A_WORD)).sum(2)
+        block = slice(NODES_PER_WORD * w, NODES_PER_WORD * (w + 1))
+        ancestors[:, :, w] = (seen[:, :, block].long() << (node[block] % NODES_PER_WORD)).sum(2)
         block_depth[:, w] = (seen[:, block, block].sum(2) - 1).amax(1)
     depths.copy_(depth)
     positions.copy_(base_lengths[:, None] + depth)

@@ -151,12 +151,12 @@ def test_gdn_commit_is_the_recurrence(heads: tuple[int, int]) -> None:
 
 def plain_conv(inputs: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None, parents: Sequence[int]) -> Tensor:
     """[N, C] in float64: walk up from every node, then leftwards through the committed window."""
-    taps = weight.shape[0]
+    kernel_size = weight.shape[0]
     out = torch.full(inputs.shape, torch.nan, dtype=torch.float64)
     for i in range(len(parents)):
         total = torch.zeros(inputs.shape[1], dtype=torch.float64)
         node, column = i, -1
-        for tap in range(taps - 1, -1, -1):
+        for tap in range(kernel_size - 1, -1, -1):
             if node >= 0:
                 value, node = inputs[node], parents[node]
             else:
@@ -167,28 +167,28 @@ def plain_conv(inputs: Tensor, window: Tensor, weight: Tensor, bias: Tensor | No
     return out
 
 
-def conv_index(trees: Sequence[Sequence[int]], num_nodes: int, taps: int) -> Tensor:
+def conv_index(trees: Sequence[Sequence[int]], num_nodes: int, kernel_size: int) -> Tensor:
     """Rows of (window ++ inputs), oldest first, by the same walk."""
-    index = torch.zeros(len(trees), num_nodes, taps, dtype=torch.int64)
+    index = torch.zeros(len(trees), num_nodes, kernel_size, dtype=torch.int64)
     for b, parents in enumerate(trees):
         for i, _ in enumerate(parents):
-            node, row = i, taps - 2
-            for tap in range(taps - 1, -1, -1):
+            node, row = i, kernel_size - 2
+            for tap in range(kernel_size - 1, -1, -1):
                 if node >= 0:
-                    index[b, i, tap], node = taps - 1 + node, parents[node]
+                    index[b, i, tap], node = kernel_size - 1 + node, parents[node]
                 else:
                     index[b, i, tap], row = row, row - 1
     return index
 
 
-@pytest.mark.parametrize("taps", [2, 3, 4])
+@pytest.mark.parametrize("kernel_size", [2, 3, 4])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_tree_conv_follows_the_path_across_the_root(taps: int, with_bias: bool) -> None:
+def test_tree_conv_follows_the_path_across_the_root(kernel_size: int, with_bias: bool) -> None:
     n, channels = 23, 10
     trees = [random_parents(random.Random(9), n), random_parents(random.Random(10), 11)]
-    inputs, window = torch.randn(2, n, channels), torch.randn(2, taps - 1, channels)
-    weight, bias = torch.randn(taps, channels), torch.randn(channels) if with_bias else None
-    index = conv_index(trees, n, taps)
+    inputs, window = torch.randn(2, n, channels), torch.randn(2, kernel_size - 1, channels)
+    weight, bias = torch.randn(kernel_size, channels), torch.randn(channels) if with_bias else None
+    index = conv_index(trees, n, kernel_size)
     out = tree_conv(inputs, window, index, weight, bias)
     for b, parents in enumerate(trees):
         wanted = plain_conv(inputs[b], window[b], weight, bias, parents)[: len(parents)]

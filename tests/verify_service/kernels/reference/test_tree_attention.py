@@ -58,7 +58,7 @@ class Attention:
         return self
 
     def run(self, window: int | None = None) -> Tensor:
-        _, off_path = masks(self.trees, self.n)
+        _, ancestor_bias = masks(self.trees, self.n)
         scaling = self.query.shape[-1] ** -0.5
         return tree_attention(
             self.query,
@@ -68,7 +68,7 @@ class Attention:
             self.value_pool,
             self.slots,
             self.bias,
-            off_path,
+            ancestor_bias,
             self.positions,
             scaling,
             window,
@@ -202,9 +202,9 @@ def test_low_scores_beside_high_sinks_do_not_overflow() -> None:
 def test_attend_writes_every_row_that_a_commit_may_need(extras: str) -> None:
     """What transformers calls: the same as the kernel, and the nodes' keys and values left for the commit."""
     x = Attention(8, (2, 6), 8, 9, (11, 6)).with_extras(extras)
-    inclusive, off_path = masks(x.trees, x.n)
+    ancestor_mask, ancestor_bias = masks(x.trees, x.n)
     nothing = torch.zeros(2, 9, 1, dtype=torch.int64)
-    step = StepInputs(x.positions, x.positions, x.slots, x.bias, inclusive, off_path, nothing, torch.zeros(2))
+    step = StepInputs(x.positions, x.positions, x.slots, x.bias, ancestor_mask, ancestor_bias, nothing, torch.zeros(2))
     left = [torch.full_like(x.key, torch.nan), torch.full_like(x.value, torch.nan)]
     view = AttentionView(x.key_pool, x.value_pool, *left)
     settings: dict[str, Any] = {"sliding_window": 6, "softcap": x.soft_cap, "s_aux": x.sinks}

@@ -43,7 +43,7 @@ class Layer:
         k: int,
         *,
         dtype: torch.dtype,
-        taps: int = 4,
+        kernel_size: int = 4,
         bias: bool = False,
     ) -> Layer:
         (hk, hv), b = heads, 2
@@ -52,8 +52,8 @@ class Layer:
         # As a fused projection gives them: one row holds all, and more.
         row = torch.randn(b, n, channels + 2 * hv + 3).to(device, dtype)
         x, step, write, _ = row.split([channels, hv, hv, 3], -1)
-        window = poisoned(4, taps - 1, channels, dtype=dtype, device=device)
-        window[1:3] = torch.randn(2, taps - 1, channels).to(device, dtype)
+        window = poisoned(4, kernel_size - 1, channels, dtype=dtype, device=device)
+        window[1:3] = torch.randn(2, kernel_size - 1, channels).to(device, dtype)
         gates = Gates(
             step * 3, write, -torch.rand(hv, device=device), torch.randn(hv, device=device),
             poisoned(b, n, hv, device=device), poisoned(b, n, hv, device=device),
@@ -63,7 +63,7 @@ class Layer:
             Trees.draw(n, b, n, device, spare=n // 4),
             window,
             torch.tensor([2, 1], dtype=torch.int32, device=device),
-            torch.randn(taps, channels, device=device),
+            torch.randn(kernel_size, channels, device=device),
             torch.randn(channels, device=device) if bias else None,
             gates,
             poisoned(b, n, channels, dtype=dtype, device=device),
@@ -110,9 +110,9 @@ def test_gated_delta_net(n: int, dtype: torch.dtype, device: torch.device) -> No
     compare(Layer.draw(device, n, (2, 6), 16, dtype=dtype), key_dim=16)
 
 
-@pytest.mark.parametrize("taps", [2, 3, 4])
-def test_mamba2_has_a_bias_and_limits(taps: int, device: torch.device) -> None:
-    layer = Layer.draw(device, 11, (1, 5), 20, dtype=torch.float32, taps=taps, bias=True)
+@pytest.mark.parametrize("kernel_size", [2, 3, 4])
+def test_mamba2_has_a_bias_and_limits(kernel_size: int, device: torch.device) -> None:
+    layer = Layer.draw(device, 11, (1, 5), 20, dtype=torch.float32, kernel_size=kernel_size, bias=True)
     for limits in ((0.0, math.inf), (0.1, 1.5)):
         compare(replace(layer, gates=replace(layer.gates, write=None, limits=limits)), key_dim=0)
     assert float(layer.gates.beta.min()) >= 0.1
@@ -120,18 +120,18 @@ def test_mamba2_has_a_bias_and_limits(taps: int, device: torch.device) -> None:
 
 
 def test_short_convolution_has_neither_gates_nor_activation(device: torch.device) -> None:
-    compare(Layer.draw(device, 9, (1, 3), 20, dtype=torch.float32, taps=3), key_dim=0, silu=False, gated=False)
+    compare(Layer.draw(device, 9, (1, 3), 20, dtype=torch.float32, kernel_size=3), key_dim=0, silu=False, gated=False)
 
 
-@pytest.mark.parametrize("taps", [2, 4])
-def test_twin_is_the_cpu_path(taps: int) -> None:
-    layer = Layer.draw(torch.device("cpu"), 17, (1, 3), 20, dtype=torch.float32, taps=taps, bias=True)
+@pytest.mark.parametrize("kernel_size", [2, 4])
+def test_twin_is_the_cpu_path(kernel_size: int) -> None:
+    layer = Layer.draw(torch.device("cpu"), 17, (1, 3), 20, dtype=torch.float32, kernel_size=kernel_size, bias=True)
     layer.run(conv_gate_plain, key_dim=0, gated=False)
     for b, tree in enumerate(layer.trees.parents_of):
-        index = torch.zeros(1, len(tree), taps, dtype=torch.int64)
+        index = torch.zeros(1, len(tree), kernel_size, dtype=torch.int64)
         for i in range(len(tree)):
-            path = [*range(taps - 1), *(node + taps - 1 for node in path_to(tree, i))]
-            index[0, i] = torch.tensor(path[-taps:])
+            path = [*range(kernel_size - 1), *(node + kernel_size - 1 for node in path_to(tree, i))]
+            index[0, i] = torch.tensor(path[-kernel_size:])
         window = layer.window[layer.slots[b]][None]
         wanted = tree_conv(layer.x[b : b + 1, : len(tree)], window, index, layer.weight, layer.bias)
         torch.testing.assert_close(layer.conv[b : b + 1, : len(tree)], wanted)
@@ -151,7 +151,7 @@ def test_shapes_that_are_refused(device: torch.device) -> None:
     layer = Layer.draw(device, 3, (1, 3), 20, dtype=torch.float32)
     with pytest.raises(UnsupportedModelError, match="linear_key_head_dim must be 16, 32, 64, 128 or 256, not 20"):
         layer.run(conv_gate, key_dim=20)
-    layer = Layer.draw(device, 3, (1, 3), 16, dtype=torch.float32, taps=5)
+    layer = Layer.draw(device, 3, (1, 3), 16, dtype=torch.float32, kernel_size=5)
     with pytest.raises(UnsupportedModelError, match="conv_kernel must be 2 to 4, not 5"):
         layer.run(conv_gate, key_dim=16)
 

@@ -15,7 +15,7 @@ BOTH = pytest.mark.parametrize("commit", [kv_commit, kv_commit_plain])
 
 
 class Commit:
-    """A stash with random rows, pools full of NaN, and paths of B sequences over shuffled pages."""
+    """A commit inputs with random rows, pools full of NaN, and paths of B sequences over shuffled pages."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Commit:
         generator = torch.Generator().manual_seed(sum(shape))
         layers, b, n, hkv, d = shape
         self.page_size, self.bases, self.lengths = page_size, bases, lengths
-        self.stash = [torch.randn(shape, generator=generator).to(device, dtype) for _ in range(2)]
+        self.commit_inputs = [torch.randn(shape, generator=generator).to(device, dtype) for _ in range(2)]
         pages = max(-(-(base + n) // page_size) for base in bases)
         self.table = (torch.randperm(b * pages, generator=generator) + 1).view(b, pages).int()
         self.paths = [torch.randperm(n, generator=generator)[:16].sort().values.tolist() for _ in range(b)]
@@ -44,7 +44,7 @@ class Commit:
             path[b, :length] = torch.tensor(self.paths[b][:length])
         lengths, bases = (torch.tensor(values, dtype=torch.int32) for values in (self.lengths, self.bases))
         tensors = [t.to(self.device) for t in (path, lengths, bases, self.table)]
-        commit(*self.stash, *tensors, self.page_size, *self.pools)
+        commit(*self.commit_inputs, *tensors, self.page_size, *self.pools)
 
     def wanted(self) -> list[Tensor]:
         """Row by row."""
@@ -53,7 +53,7 @@ class Commit:
             for step, node in enumerate(self.paths[b][:length]):
                 position = self.bases[b] + step
                 page = int(self.table[b, position // self.page_size])
-                for pool, rows in zip(pools, self.stash, strict=True):
+                for pool, rows in zip(pools, self.commit_inputs, strict=True):
                     pool[:, :, page * self.page_size + position % self.page_size] = rows[:, b, node]
         return pools
 
@@ -84,13 +84,13 @@ def test_served_shape(b: int, device: torch.device) -> None:
 
 def test_another_dtype_than_the_pools_is_named(device: torch.device) -> None:
     commit = Commit((1, 1, 1, 1, 16), 16, [0], [1], device)
-    commit.stash = [rows.half() for rows in commit.stash]
+    commit.commit_inputs = [rows.half() for rows in commit.commit_inputs]
     with pytest.raises(UnsupportedModelError, match=r"float16.*float32"):
         commit.run(kv_commit)
 
 
 def test_a_view_with_gaps_is_refused(device: torch.device) -> None:
     commit = Commit((1, 1, 2, 1, 16), 16, [0], [1], device)
-    commit.stash = [rows[..., ::2] for rows in commit.stash]
+    commit.commit_inputs = [rows[..., ::2] for rows in commit.commit_inputs]
     with pytest.raises(UnsupportedModelError, match="contiguous"):
         commit.run(kv_commit)

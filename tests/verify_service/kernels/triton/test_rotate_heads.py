@@ -1,4 +1,4 @@
-"""Norms, rotation and stash rows of attention heads: the kernel against its twin."""
+"""Norms, rotation and commit inputs rows of attention heads: the kernel against its twin."""
 
 import pytest
 import torch

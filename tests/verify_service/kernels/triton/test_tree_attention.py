@@ -69,9 +69,9 @@ class Scene:
         self.key_pool[:, ~owned], self.value_pool[:, ~owned] = torch.nan, torch.nan
         self.sinks = torch.linspace(-4.0, 5.0, hq, device=device) if shape.sinks else None
         self.out = torch.full_like(self.q, torch.nan)
-        self.derive()
+        self.build_step_inputs()
 
-    def derive(self) -> None:
+    def build_step_inputs(self) -> None:
         """Positions and bitsets of the trees."""
         b, n = len(self.trees), self.shape.n
         parents = torch.tensor([tree + [-1] * (n - len(tree)) for tree in self.trees], dtype=torch.int32)

@@ -11,9 +11,9 @@ import torch
 from benchmarks.kernels.trees import random_parents
 from draftwood.errors import UnsupportedModelError
 from tests.verify_service.oracles import path_to
-from verify_service.kernels.triton.tree_metadata import tree_structure, tree_structure_plain
+from verify_service.kernels.triton.tree_metadata import tree_metadata, tree_structure_plain
 
-BOTH = pytest.mark.parametrize("derive", [tree_structure, tree_structure_plain])
+BOTH = pytest.mark.parametrize("build_step_inputs", [tree_metadata, tree_structure_plain])
 
 
 def bitset(nodes: list[int], words: int) -> list[int]:
@@ -22,7 +22,9 @@ def bitset(nodes: list[int], words: int) -> list[int]:
     return [value - (1 << 64) if value >> 63 else value for value in values]
 
 
-def check(derive: Callable[..., None], trees: list[list[int]], n: int, bases: list[int], device: torch.device) -> None:
+def check(
+    build_step_inputs: Callable[..., None], trees: list[list[int]], n: int, bases: list[int], device: torch.device
+) -> None:
     """Derives the structure of `trees`, padded to n nodes, and compares it with each node's walk to the root."""
     b, words = len(trees), -(-n // 64)
     parents = torch.tensor([tree + [-1] * (n - len(tree)) for tree in trees], dtype=torch.int32, device=device)
@@ -33,7 +35,7 @@ def check(derive: Callable[..., None], trees: list[list[int]], n: int, bases: li
     depths = torch.full((b, n), -77, dtype=torch.int32, device=device)
     tree_depth = torch.full((b,), -77, dtype=torch.int32, device=device)
     block_depth = torch.full((b, words), -77, dtype=torch.int32, device=device)
-    derive(parents, sizes, lengths, positions, ancestors, depths, tree_depth, block_depth)
+    build_step_inputs(parents, sizes, lengths, positions, ancestors, depths, tree_depth, block_depth)
     for row, tree in enumerate(trees):
         paths = [path_to(tree, i) if i < len(tree) else [i] for i in range(n)]
         assert ancestors[row].tolist() == [bitset(path, words) for path in paths]
@@ -46,22 +48,22 @@ def check(derive: Callable[..., None], trees: list[list[int]], n: int, bases: li
 
 @BOTH
 @pytest.mark.parametrize("n", [1, 8, 16, 33, 64, 70, 128, 256])
-def test_random_trees(derive: Callable[..., None], n: int, device: torch.device) -> None:
+def test_random_trees(build_step_inputs: Callable[..., None], n: int, device: torch.device) -> None:
     rng = random.Random(n)
     trees = [random_parents(rng, size) for size in (n, max(n - 5, 1), 1)]
-    check(derive, trees, n, [0, 17, 4096], device)
+    check(build_step_inputs, trees, n, [0, 17, 4096], device)
 
 
 @BOTH
 @pytest.mark.parametrize("n", [1, 9, 256])
-def test_chains_and_stars(derive: Callable[..., None], n: int, device: torch.device) -> None:
+def test_chains_and_stars(build_step_inputs: Callable[..., None], n: int, device: torch.device) -> None:
     """The deepest trees, which prefill has, and the widest."""
-    check(derive, [list(range(-1, n - 1)), [-1] + [0] * (n - 1)], n, [3, 0], device)
+    check(build_step_inputs, [list(range(-1, n - 1)), [-1] + [0] * (n - 1)], n, [3, 0], device)
 
 
 @BOTH
-def test_rows_without_nodes_are_harmless(derive: Callable[..., None], device: torch.device) -> None:
-    check(derive, [[], [-1, 0, 0, 1]], 8, [0, 5], device)
+def test_rows_without_nodes_are_harmless(build_step_inputs: Callable[..., None], device: torch.device) -> None:
+    check(build_step_inputs, [[], [-1, 0, 0, 1]], 8, [0, 5], device)
 
 
 def test_what_stands_beyond_the_tree_is_not_read(device: torch.device) -> None:
@@ -71,7 +73,7 @@ def test_what_stands_beyond_the_tree_is_not_read(device: torch.device) -> None:
     depths = torch.zeros(1, 8, dtype=torch.int32, device=device)
     two, base, deepest, in_block = torch.tensor([[2], [7], [0], [0]], dtype=torch.int32, device=device)
     positions = torch.zeros(1, 8, dtype=torch.int64, device=device)
-    tree_structure(parents, two, base, positions, ancestors, depths, deepest, in_block.view(1, 1))
+    tree_metadata(parents, two, base, positions, ancestors, depths, deepest, in_block.view(1, 1))
     assert ancestors.flatten().tolist() == [1, 3, 4, 8, 16, 32, 64, 128]
     assert positions.flatten().tolist() == [7, 8, 7, 7, 7, 7, 7, 7]
     assert int(deepest) == 1
@@ -80,4 +82,4 @@ def test_what_stands_beyond_the_tree_is_not_read(device: torch.device) -> None:
 def test_too_many_nodes_are_named(device: torch.device) -> None:
     nothing = torch.zeros(1, 257, dtype=torch.int32, device=device)
     with pytest.raises(UnsupportedModelError, match="257 nodes: at most 256"):
-        tree_structure(*[nothing] * 8)
+        tree_metadata(*[nothing] * 8)

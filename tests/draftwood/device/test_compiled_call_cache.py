@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._inductor import output_code
 
-from draftwood.device.compiled_calls import DirectCalls
+from draftwood.device.compiled_call_cache import CompiledCallCache
 from draftwood.device.device import compiled
 from draftwood.device.layers import RMSNorm
 
@@ -45,7 +45,7 @@ def scale() -> Counted:
 
 @torch.inference_mode()
 def test_later_calls_are_the_graphs_own(scale: Counted) -> None:
-    direct, weights = DirectCalls(), [torch.randn(4), torch.randn(4)]
+    direct, weights = CompiledCallCache(), [torch.randn(4), torch.randn(4)]
     for turn in range(3):
         for which, weight in enumerate(weights):
             for rows in (3, 6):
@@ -59,7 +59,7 @@ def test_later_calls_are_the_graphs_own(scale: Counted) -> None:
 @torch.inference_mode()
 def test_changes_in_place_are_made(scale: Counted) -> None:
     del scale
-    count, direct = Counted(count_up, dynamic=False), DirectCalls()
+    count, direct = Counted(count_up, dynamic=False), CompiledCallCache()
     pool = torch.zeros(5, 3)
     for turn in range(1, 5):
         state, step = pool[turn % 2 + 1], torch.full((3,), float(turn))
@@ -71,7 +71,7 @@ def test_changes_in_place_are_made(scale: Counted) -> None:
 @torch.inference_mode()
 def test_a_tensor_that_nobody_named_keeps_the_checks(scale: Counted) -> None:
     """It may be another one in the next call."""
-    direct = DirectCalls()
+    direct = CompiledCallCache()
     for _ in range(3):
         x, weight, before = torch.randn(3, 4), torch.randn(4), scale.count
         out = direct.call("key", (x,), lambda x=x, w=weight: scale(x, w))
@@ -82,7 +82,7 @@ def test_a_tensor_that_nobody_named_keeps_the_checks(scale: Counted) -> None:
 
 @torch.inference_mode()
 def test_work_around_a_graph_keeps_the_checks(scale: Counted) -> None:
-    direct = DirectCalls()
+    direct = CompiledCallCache()
 
     def doubled(x: Tensor, weight: Tensor) -> list[Tensor]:
         return [2 * part for part in scale(x, weight)]
@@ -103,7 +103,7 @@ def test_work_around_a_graph_keeps_the_checks(scale: Counted) -> None:
 def test_sizes_vary_without_another_graph(scale: Counted) -> None:
     """Two calls of different sizes go by the checks."""
     counted = Counted(plus_rows, dynamic=True)
-    direct, weight = DirectCalls(), torch.randn(4)
+    direct, weight = CompiledCallCache(), torch.randn(4)
     for turn, rows in enumerate((6, 6, 7, 9, 6, 30)):
         x, before = torch.randn(rows, 4), counted.count
         out = direct.call("key", (x,), lambda x=x: counted(x, weight), lambda: (weight,), sizes=(rows,))
@@ -115,7 +115,7 @@ def test_sizes_vary_without_another_graph(scale: Counted) -> None:
 
 @torch.inference_mode()
 def test_sizes_that_nobody_named_keep_the_checks(scale: Counted) -> None:
-    direct, weight = DirectCalls(), torch.randn(4)
+    direct, weight = CompiledCallCache(), torch.randn(4)
     for rows in (3, 5, 7, 9):
         x, before = torch.randn(rows, 4), scale.count
         out = direct.call("key", (x,), lambda x=x: scale(x, weight), lambda: (weight,), sizes=(rows + 1,))
@@ -153,7 +153,7 @@ def test_another_torch_keeps_the_checks(graph: type[OtherGraph] | None, monkeypa
         monkeypatch.delattr(output_code, "CompiledFxGraph")
     else:
         monkeypatch.setattr(output_code, "CompiledFxGraph", graph)
-    direct, calls = DirectCalls(), list[Tensor]()
+    direct, calls = CompiledCallCache(), list[Tensor]()
     for turn in range(3):
         x = torch.full((3,), float(turn))
 
@@ -169,7 +169,7 @@ def test_another_torch_keeps_the_checks(graph: type[OtherGraph] | None, monkeypa
 
 @torch.inference_mode()
 def test_an_error_is_remembered_as_nothing(scale: Counted) -> None:
-    direct = DirectCalls()
+    direct = CompiledCallCache()
     with pytest.raises(ValueError, match="first"):
         direct.call("key", (), _fails)
     x, weight = torch.randn(3, 4), torch.randn(4)

@@ -38,7 +38,7 @@ class _Direct:
     size_places: tuple[tuple[int, int], ...] = ()
 
 
-class DirectCalls:
+class CompiledCallCache:
     """Remembers graphs by key. One thread calls at a time."""
 
     def __init__(self) -> None:
