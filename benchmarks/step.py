@@ -107,10 +107,10 @@ def products_graph(parts: list[PackedLinear], m: int, graphs: Graphs) -> Callabl
     return graphs.captured(run)
 
 
-def fill(program: StepGraphs, context: int, vocab: int, pages: PageAllocator, table: Tensor) -> None:
+def fill(graphs: StepGraphs, context: int, vocab: int, pages: PageAllocator, table: Tensor) -> None:
     """A random tree for every row, behind a context of random keys."""
     rng = random.Random(0)
-    buffers = program.buffers
+    buffers = graphs.buffers
     buffers.clear()
     host = buffers.inputs.host
     for row in range(buffers.b):
@@ -165,19 +165,19 @@ def build(shape: Path, draft: Path | None, dtype: torch.dtype, *, batch: int, no
 
 def measure(runner: GraphRunner, batches: list[int], nodes: list[int], context: int) -> Iterator[Row]:
     """Steps of every shape, largest first, so that their graphs share memory."""
-    target = runner.model
+    target = runner.target
     pages = PageAllocator(target.pools.keys.shape[2] // PAGE_SIZE - 1, PAGE_SIZE)
     parts = products(target)
     shapes = [(b, n) for b in sorted(batches, reverse=True) for n in sorted(nodes, reverse=True)]
     for b, n in shapes:
-        program = runner.program("step", b, n)
-        program.buffers.clear()
-        program.step(has_filters=False)
+        graphs = runner.graphs_of("step", b, n)
+        graphs.buffers.clear()
+        graphs.step(has_filters=False)
     for b, n in shapes:
-        program = runner.program("step", b, n)
-        fill(program, context, target.spec.vocab_size, pages, program.buffers.structure.page_table)
-        step = milliseconds(lambda program=program: program.step(has_filters=False))
-        alone = milliseconds(products_graph(parts, b * n, runner.graphs))
+        graphs = runner.graphs_of("step", b, n)
+        fill(graphs, context, target.spec.vocab_size, pages, graphs.buffers.structure.page_table)
+        step = milliseconds(lambda graphs=graphs: graphs.step(has_filters=False))
+        alone = milliseconds(products_graph(parts, b * n, runner.capture))
         row = Row(b, n, context, step, alone, step / alone)
         print(f"batch {b} nodes {n:3d}: step {step:7.3f} products {alone:7.3f} ratio {step / alone:.3f}", flush=True)
         yield row
@@ -192,7 +192,7 @@ def idle(runner: GraphRunner, context: int, steps: int = 40) -> float:
     sequence.pages, sequence.state_slot, sequence.base_length = pages.allocate(context + 2 * steps), 1, context
     sequence.answer = [1]
     drafter = DraftCoordinator(None, runner.pools, timeout_s=1.0)
-    program = runner.program("step", 1, 1)
+    graphs = runner.graphs_of("step", 1, 1)
     walls: list[float] = []
     for _ in range(steps):
         started = time.perf_counter()
@@ -201,17 +201,17 @@ def idle(runner: GraphRunner, context: int, steps: int = 40) -> float:
 
     def queued() -> None:
         for _ in range(10):
-            program.step(has_filters=False)
+            graphs.step(has_filters=False)
 
     return statistics.median(walls) - milliseconds(queued, repeats=5) / 10
 
 
-def profile(program: StepGraphs, rows: int = 40) -> str:
+def profile(graphs: StepGraphs, rows: int = 40) -> str:
     """Where the time of one step goes, by kernel."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(3):
-            program.step(has_filters=False)
+            graphs.step(has_filters=False)
         torch.cuda.synchronize()
     totals: dict[str, list[float]] = {}
     for event in profiler.events() or ():
@@ -242,7 +242,7 @@ def main() -> None:
     torch.cuda.empty_cache()
     dtype: torch.dtype = getattr(torch, args.dtype)
     runner = build(args.shape, args.draft, dtype, batch=max(args.batch), nodes=max(args.nodes), context=args.context)
-    weights = sum(part.weight.nbytes for part in products(runner.model))
+    weights = sum(part.weight.nbytes for part in products(runner.target))
     floor = weights / bandwidth * 1e3
     print(
         f"copy {bandwidth / 1e12:.2f} TB/s; products' weights {weights / 1e9:.2f} GB; floor {floor:.3f} ms", flush=True
@@ -255,7 +255,7 @@ def main() -> None:
     print(f"idle between two steps: {between:.3f} ms", flush=True)
     if args.profile:
         for n in args.nodes:
-            print(f"nodes {n}\n{profile(runner.program('step', min(args.batch), n))}", flush=True)
+            print(f"nodes {n}\n{profile(runner.graphs_of('step', min(args.batch), n))}", flush=True)
     if args.out is not None:
         commit = args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
         result = {

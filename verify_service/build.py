@@ -27,7 +27,7 @@ from verify_service.core.request import Limits
 from verify_service.core.target_spec import TargetSpec
 from verify_service.cpu.commit import Committer
 from verify_service.cpu.runner import PassRunner
-from verify_service.cpu.target import TargetModel
+from verify_service.cpu.target import TreeTarget
 from verify_service.draft.client import DraftClient, Expected
 from verify_service.draft.coordinator import DraftCoordinator
 from verify_service.engine.engine import Engine
@@ -39,7 +39,7 @@ from verify_service.kernels.reference.kernel_set import PLAIN
 from verify_service.kernels.triton.kernel_set import triton_set
 from verify_service.model.features import FeatureProjector, RowProjection, load_projector
 from verify_service.model.loading import load_target
-from verify_service.step.runner import StepRunner
+from verify_service.step.runner import AnyRunner
 
 log = logging.getLogger(__name__)
 
@@ -121,17 +121,18 @@ def _pass_decoder(
     pools: Pools,
     projector: FeatureProjector | None,
     max_context: int,
-) -> StepRunner:
-    target = TargetModel(
+) -> AnyRunner:
+    target = TreeTarget(
         model,
         spec,
+        pools,
         target_layer_ids=projector.target_layer_ids if projector else (),
         max_context=max_context,
         compile_steps=config.compile,
     )
     committer = Committer(pools, spec.recurrent, compile_steps=config.compile)
     projection = RowProjection(projector, compile_steps=config.compile) if projector else None
-    return PassRunner(target, pools, committer, projection)
+    return PassRunner(target, committer, projection)
 
 
 def _graph_decoder(
@@ -143,7 +144,7 @@ def _graph_decoder(
     max_context: int,
     *,
     kernels: KernelSet,
-) -> StepRunner:
+) -> AnyRunner:
     target = GraphTarget(
         model,
         spec,

@@ -37,7 +37,7 @@ def warm_up(service: Service, *, compile_steps: bool) -> None:
             "compiling steps: three to five minutes on two cores at the first start, half a minute to a minute from "
             "the cache in ~/.cache/draftwood later"
         )
-    runner.model.is_warming = True
+    runner.target.is_warming = True
     nodes = service.defaults.tree_budget + 1
     passes = [(1, 1), (1, nodes), *([(2, nodes)] if scheduler.max_batch > 1 else [])]
     for number, (b, n) in enumerate(passes, start=1):
@@ -50,7 +50,7 @@ def warm_up(service: Service, *, compile_steps: bool) -> None:
             "a lone token" if n == 1 else f"{n} tokens",
         )
         _pass(runner, b, n, scheduler.pages.page_size)
-    runner.model.is_warming = False
+    runner.target.is_warming = False
     _touch_all(runner, scheduler.max_batch, scheduler.pages.page_size)
     # The largest passes last: what they need is then the process's own before the first request, and the heap does not
     # grow among what requests leave behind.
@@ -73,10 +73,10 @@ def _touch_all(runner: PassRunner, max_batch: int, page_size: int) -> None:
     shapes = shapes_by_rows(min(max_batch, WARM_BATCH), WARM_ROWS)
     started = time.perf_counter()
     for b, n in shapes.values():
-        runner.model.touch(_inputs(runner, b, n, page_size), runner.pools)
+        runner.target.touch(_inputs(runner, b, n, page_size))
     if runner.projection is not None:
-        width = runner.model.spec.hidden_size * len(runner.model.target_layer_ids)
-        target_features = torch.zeros(1, width, dtype=runner.model.dtype)
+        width = runner.target.spec.hidden_size * len(runner.target.target_layer_ids)
+        target_features = torch.zeros(1, width, dtype=runner.target.dtype)
         for rows in sorted({padded(n) for n in range(2, WARM_ROWS + 1)}):
             runner.projection(target_features, [0] * rows)
     log.info("warmed up %d numbers of rows in %.1f s", len(shapes), time.perf_counter() - started)
@@ -84,8 +84,8 @@ def _touch_all(runner: PassRunner, max_batch: int, page_size: int) -> None:
 
 def _pass(runner: PassRunner, b: int, nodes: int, page_size: int) -> None:
     """A pass and a commit of one token over nothing but scratch."""
-    outputs = runner.model.run(_inputs(runner, b, nodes, page_size), runner.pools)
-    runner.model.logits(outputs.hidden)
+    outputs = runner.target.run(_inputs(runner, b, nodes, page_size))
+    runner.target.logits(outputs.hidden)
     runner.committer.commit(outputs.commit_inputs, 0, (0,), np.array([SCRATCH_SLOT]), 0, None)
     if runner.projection is not None and outputs.target_features is not None:
         runner.projection(outputs.target_features[0], list(range(nodes)))
@@ -95,4 +95,4 @@ def _inputs(runner: PassRunner, b: int, nodes: int, page_size: int) -> StepInput
     """Chains over nothing but scratch."""
     slots = np.arange(page_size) + SCRATCH_SLOT
     rows = [StepRow(DraftTree.chain(0, [0] * (nodes - 1)), 1, slots, 0)] * b
-    return build_step_inputs(rows, kernel_size=runner.model.spec.conv_kernel_size, scratch_slot=SCRATCH_SLOT)
+    return build_step_inputs(rows, kernel_size=runner.target.spec.conv_kernel_size, scratch_slot=SCRATCH_SLOT)

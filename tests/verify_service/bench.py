@@ -89,13 +89,13 @@ class Bench:
 
     def build_step_inputs(self, rows: Sequence[StepRow]) -> StepInputs:
         """Inputs of a pass over the rows."""
-        return build_step_inputs(rows, kernel_size=self.runner.model.spec.conv_kernel_size, scratch_slot=SCRATCH_SLOT)
+        return build_step_inputs(rows, kernel_size=self.runner.target.spec.conv_kernel_size, scratch_slot=SCRATCH_SLOT)
 
     @torch.inference_mode()
     def record(self, sequence: SequenceState, tree: DraftTree) -> CommitInputs:
         """What a pass over the tree would commit, for one sequence; nothing is committed."""
         row = StepRow(tree, sequence.base_length, sequence.slots, sequence.state_slot)
-        commit_inputs = self.last_stash = self.runner.model.run(self.build_step_inputs([row]), self.pools).commit_inputs
+        commit_inputs = self.last_stash = self.runner.target.run(self.build_step_inputs([row])).commit_inputs
         return CommitInputs(**{name: buffer.clone() for name, buffer in buffers(commit_inputs).items()})
 
     def committed(self, sequence: SequenceState) -> dict[str, Tensor]:

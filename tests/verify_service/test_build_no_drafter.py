@@ -60,4 +60,4 @@ def test_only_steps_that_may_come_are_prepared(service: Service, tmp_path: Path,
     warm_up(graphed, compile_steps=False)
     runner = graphed.engine.runner
     assert isinstance(runner, GraphRunner)
-    assert {n for kind, _, n in runner._programs if kind == "step"} == ({1, 8, 16} if is_drafted else {1})
+    assert {n for kind, _, n in runner._graphs if kind == "step"} == ({1, 8, 16} if is_drafted else {1})

@@ -18,7 +18,8 @@ PREFILL_CHUNK = 64  # tokens of one prompt in one pass at most, unless the runne
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """Owned by the engine's thread. Only a commit changes `base_length` and what lies below it."""
+    """Owned by the engine's thread. `base_length` moves on in `advance` alone, once a commit has made the tokens
+    permanent."""
 
     sequence_id: int
     request: Request
@@ -72,6 +73,10 @@ class SequenceState:
     def wants_draft(self) -> bool:
         """Whether the next step should have a draft: one that can still be accepted."""
         return self.request.algorithm != "none" and self.num_remaining > 1
+
+    def advance(self, num_tokens: int) -> None:
+        """So many more tokens are committed."""
+        self.base_length += num_tokens
 
     def token_at(self, position: int) -> int:
         """The token at an absolute position."""

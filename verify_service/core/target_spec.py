@@ -29,7 +29,7 @@ NO_RECURRENCE = RecurrentShape("", 0, 0, 0, 0, 0, 1)
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """Shapes and limits. `mixers` names each runner layer's token mixers, in order: one, or attention beside a
+    """Shapes and limits. `mixers` names each decoder layer's token mixers, in order: one, or attention beside a
     recurrent one, or none in a layer that is a feed-forward alone. All recurrent mixers of a model are of one kind.
     `layer_types` are the layers' types in transformers' configuration."""
 

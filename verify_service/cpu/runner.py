@@ -1,64 +1,67 @@
-"""A runner whose passes run over whatever shapes come, operator by operator: the CPU's."""
+"""Steps whose passes run over whatever shapes come, stage by stage from the host: the way of a CPU."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from draftwood.tree import DraftTree
 from verify_service.cache.pages import SCRATCH_SLOT
-from verify_service.cache.pools import Pools
 from verify_service.core.sequence import SequenceState
 from verify_service.cpu.commit import Committer
-from verify_service.cpu.step_inputs import StepRow, build_step_inputs
-from verify_service.cpu.target import PassOutputs, TargetModel
+from verify_service.cpu.step_inputs import StepInputs, StepRow, build_step_inputs
+from verify_service.cpu.target import PassOutputs, TreeTarget
 from verify_service.model.features import RowProjection
 from verify_service.model.shapes import padded
-from verify_service.step.runner import Stages, StepRunner, Walk
+from verify_service.step.runner import StepRunner
+from verify_service.step.walk import SequenceTree, Walk
 
 
-class PassRunner(StepRunner):
-    """Runs on the engine's thread."""
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A pass over the trees of a batch."""
 
-    def __init__(
-        self, model: TargetModel, pools: Pools, committer: Committer, projection: RowProjection | None
-    ) -> None:
-        super().__init__(model, pools)
-        self.model, self.committer, self.projection = model, committer, projection
+    outputs: PassOutputs
+    logits: Tensor  # [B, N, vocab_size]
+
+
+class PassRunner(StepRunner[StepInputs, Verified]):
+    """All methods are called on the engine's thread."""
+
+    target: TreeTarget
+
+    def __init__(self, target: TreeTarget, committer: Committer, projection: RowProjection | None) -> None:
+        super().__init__(target)
+        self.target, self.committer, self.projection = target, committer, projection
 
     def prefill(self, parts: Sequence[tuple[SequenceState, int]]) -> None:
-        batch = [sequence for sequence, _ in parts]
-        rows = [self._prompt_row(sequence, length) for sequence, length in parts]
-        outputs = self.model.run(
-            build_step_inputs(rows, kernel_size=self.model.spec.conv_kernel_size, scratch_slot=SCRATCH_SLOT), self.pools
-        )
+        rows = [_prompt_row(sequence, length) for sequence, length in parts]
+        outputs = self.target.run(self._inputs(rows))
         paths = [range(row.tree.num_nodes) for row in rows]
-        self._commit(list(zip(range(len(batch)), batch, paths, strict=True)), outputs)
-        for i, (sequence, path) in enumerate(zip(batch, paths, strict=True)):
-            self._prefilled(sequence, outputs.hidden[i, : len(path)])
+        self._commit([(i, s, path) for i, ((s, _), path) in enumerate(zip(parts, paths, strict=True))], outputs)
+        for i, ((sequence, _), path) in enumerate(zip(parts, paths, strict=True)):
+            self.note_prefilled(sequence, outputs.hidden[i, : len(path)])
 
-    def _prompt_row(self, sequence: SequenceState, length: int) -> StepRow:
-        base = sequence.base_length
-        part = sequence.request.prompt_token_ids[base : base + length]
-        return StepRow(DraftTree.chain(part[0], part[1:]), base, sequence.slots, sequence.state_slot)
+    def build_inputs(self, batch: Sequence[SequenceTree]) -> StepInputs:
+        return self._inputs(StepRow(tree, s.base_length, s.slots, s.state_slot) for s, tree in batch)
 
-    def _verify(
-        self, batch: Sequence[SequenceState], trees: Sequence[DraftTree], started: float
-    ) -> tuple[list[Walk], Stages]:
-        rows = [StepRow(t, s.base_length, s.slots, s.state_slot) for t, s in zip(trees, batch, strict=True)]
-        inputs = build_step_inputs(rows, kernel_size=self.model.spec.conv_kernel_size, scratch_slot=SCRATCH_SLOT)
-        t1 = time.perf_counter()
-        outputs = self.model.run(inputs, self.pools, with_features=any(_needs_features(s) for s in batch))
-        logits = self.model.logits(outputs.hidden[:, : padded(max(t.num_nodes for t in trees))])
-        t2 = time.perf_counter()
-        walks = [self._walk(s, t, logits[i]) for i, (s, t) in enumerate(zip(batch, trees, strict=True))]
-        t3 = time.perf_counter()
-        parts = ((i, s, w) for i, (s, w) in enumerate(zip(batch, walks, strict=True)))
-        self._commit([(i, s, w.accepted.path) for i, s, w in parts if w.goes_on], outputs)
-        t4 = time.perf_counter()
-        return walks, (t1 - started, t2 - t1, t3 - t2, t4 - t3)
+    def verify(self, batch: Sequence[SequenceTree], inputs: StepInputs) -> Verified:
+        outputs = self.target.run(inputs, with_features=any(_needs_features(s) for s, _ in batch))
+        num_nodes = padded(max(tree.num_nodes for _, tree in batch))
+        return Verified(outputs, self.target.logits(outputs.hidden[:, :num_nodes]))
+
+    def accept(self, batch: Sequence[SequenceTree], verified: Verified) -> list[Walk]:
+        return [self.walk(entry, verified.logits[i]) for i, entry in enumerate(batch)]
+
+    def commit(self, batch: Sequence[SequenceTree], walks: Sequence[Walk], verified: Verified) -> None:
+        rows = enumerate(zip(batch, walks, strict=True))
+        parts = [(i, entry.sequence, walk.accepted.path) for i, (entry, walk) in rows if walk.goes_on]
+        self._commit(parts, verified.outputs)
+
+    def _inputs(self, rows: Iterable[StepRow]) -> StepInputs:
+        return build_step_inputs(list(rows), kernel_size=self.target.spec.conv_kernel_size, scratch_slot=SCRATCH_SLOT)
 
     def _commit(self, parts: Sequence[tuple[int, SequenceState, Sequence[int]]], outputs: PassOutputs) -> None:
         """Commits each sequence's path in its row of the pass."""
@@ -73,12 +76,18 @@ class PassRunner(StepRunner):
     ) -> dict[int, Tensor]:
         """The paths' projected rows [P, F], by the row of the pass: one product for all of them."""
         paths = {row: path for row, sequence, path in parts if _needs_features(sequence)}
-        target_features = outputs.target_features
-        if self.projection is None or target_features is None or not paths:
+        features = outputs.target_features
+        if self.projection is None or features is None or not paths:
             return {}
-        index = [row * target_features.shape[1] + node for row, path in paths.items() for node in path]
-        rows = self.projection(target_features.flatten(0, 1), index).split([len(path) for path in paths.values()])
+        index = [row * features.shape[1] + node for row, path in paths.items() for node in path]
+        rows = self.projection(features.flatten(0, 1), index).split([len(path) for path in paths.values()])
         return dict(zip(paths, rows, strict=True))
+
+
+def _prompt_row(sequence: SequenceState, length: int) -> StepRow:
+    base = sequence.base_length
+    part = sequence.request.prompt_token_ids[base : base + length]
+    return StepRow(DraftTree.chain(part[0], part[1:]), base, sequence.slots, sequence.state_slot)
 
 
 def _needs_features(sequence: SequenceState) -> bool:

@@ -24,7 +24,7 @@ from verify_service.draft.coordinator import DraftCoordinator
 from verify_service.engine.completion_rate import CompletionRate
 from verify_service.engine.prefill_budget import PrefillBudget
 from verify_service.engine.scheduler import Scheduler
-from verify_service.step.runner import StepRunner
+from verify_service.step.runner import AnyRunner
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: StepRunner,
+        runner: AnyRunner,
         scheduler: Scheduler,
         drafter: DraftCoordinator,
         *,

@@ -23,6 +23,7 @@ class StepBuffers:
         n: int,
         *,
         arena: Arena,
+        hidden: Tensor,  # [at least B N, H]
         page_table: Tensor,  # [max batch, P] int32 on the device
         max_path: int,
     ) -> None:
@@ -70,7 +71,7 @@ class StepBuffers:
         self.result = PinnedStaging({"path": rows, "tokens": rows, "path_length": each, "finish": each}, device)
         self.outcome = Outcome(**self.result.device)
         self.commit_inputs = arena.commit_inputs(b, n)
-        self.hidden = arena.hidden[: b * n].view(b, n, -1)
+        self.hidden = hidden[: b * n].view(b, n, -1)
 
     def clear(self, row: int | None = None) -> None:
         """Makes a row, or every row, a spare one on the host, and what it says of paths empty."""

@@ -1,5 +1,5 @@
 """Layers of the usual form with what is between their products in kernels of their own: a residual sum goes with the
-norm behind it, across layers and layer_groups."""
+norm behind it, across layers and groups of them."""
 
 from __future__ import annotations
 
@@ -50,14 +50,12 @@ def run_rows(
     hidden: tuple[Tensor, Tensor],  # the residual stream and what is still to be added, [1, M, H] each
     rope: Any,
     step: None,
-    extra: Sequence[dict[str, Any]],
+    arguments: Sequence[dict[str, Any]],  # of each layer
 ) -> list[Tensor]:  # [1, M, H] each
     """The whole residual stream before each layer; then the stream after the last, and what is to be added to it."""
     stream, pending = hidden
     before: list[Tensor] = []
-    for layer, arguments in zip(layers, extra, strict=True):
-        whole, stream, pending = layer(
-            stream, pending, position_embeddings=rope, attention_mask=None, step=step, **arguments
-        )
+    for layer, own in zip(layers, arguments, strict=True):
+        whole, stream, pending = layer(stream, pending, position_embeddings=rope, attention_mask=None, step=step, **own)
         before.append(whole)
     return [*before, stream, pending]

@@ -1,79 +1,44 @@
-"""Transformers' runner layers over rows M = B * N, with their mixers' kernels behind operators.
+"""Mixers of transformers' decoder layers over rows M = B * N, with their kernels behind operators: the way of a GPU.
 
 Projections that read the same input become one product. What a layer gets of the committed state and leaves for the
-commit comes through its keyword arguments, so that layers of one kind share a compiled graph.
+commit comes through its keyword arguments, so that layers of one kind share a compiled graph. The compiler sees rows
+alone, never trees or masks: one graph serves every batch and tree, and can itself be captured (docs/decisions/0014).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from draftwood.device.layers import PackedLinear, RMSNorm, packed
+from verify_service.cache.layer_views import AttentionView, RecurrentView
 from verify_service.core.target_spec import ATTENTION, GDN, MAMBA2, SHORT_CONV
-from verify_service.cpu.gated_delta_net import TreeGatedDeltaNet
-from verify_service.cpu.mamba2 import TreeMamba2
-from verify_service.cpu.short_convolution import TreeShortConv
 from verify_service.gpu import operators
+from verify_service.model.attention import register_attention
+from verify_service.model.mixers.gated_delta_net import GatedDeltaNet
+from verify_service.model.mixers.mamba2 import Mamba2
+from verify_service.model.mixers.short_convolution import ShortConvolution
 from verify_service.model.replace_layers import ATTENTION_NAMES, replace_parts, replaced_norm
 
-NAME = "draftwood_rows"
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionRows:
-    """One layer's committed rows, and where the pass leaves the nodes' own."""
-
-    key_pool: Tensor  # [HKV, S, D]
-    value_pool: Tensor  # [HKV, S, D]
-    keys: Tensor  # [M, HKV, D], written
-    values: Tensor  # [M, HKV, D], written
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrentRows:
-    """One layer's committed state, and where the pass leaves what a commit needs."""
-
-    states: Tensor  # [T, HV, V, K] float32
-    windows: Tensor  # [T, kernel_size - 1, C]
-    inputs: Tensor  # [M, C], written, as all below
-    conv: Tensor  # [M, C]
-    norms: Tensor  # [M, 2 HK] float32
-    g: Tensor  # [M, HV] float32
-    beta: Tensor  # [M, HV] float32
+ATTENTION_NAME = "draftwood_rows"
 
 
 def attend(
-    module: nn.Module,
-    query: Tensor,  # [1, HQ, M, D], rotated
-    key: Tensor,  # [1, HKV, M, D], rotated
-    value: Tensor,  # [1, HKV, M, D]
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,  # [HQ] sink scores
-    *,
-    attention: AttentionRows,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """The attention function that transformers' layers call; keys and values go into the commit inputs on the way."""
-    del module, attention_mask, dropout
+    query: Tensor, key: Tensor, value: Tensor, view: AttentionView, step: None, *, scaling: float, **settings: Any
+) -> Tensor:
+    """As model.attention.TreeAttention says, of B = 1 and N = M rows; what the pass has is the operators' own."""
+    del step
     q, k, v = (t.transpose(1, 2)[0] for t in (query, key, value))
-    attention.keys.copy_(k)
-    attention.values.copy_(v)
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    pools = (attention.key_pool, attention.value_pool)
-    out = operators.tree_attention(q, k, v, *pools, s_aux, scale, sliding_window or 0, softcap or 0.0)
-    return out[None], None
+    view.keys.copy_(k)
+    view.values.copy_(v)
+    window, soft_cap = settings["sliding_window"] or 0, settings["soft_cap"] or 0.0
+    pools = (view.key_pool, view.value_pool)
+    return operators.tree_attention(q, k, v, *pools, settings["sinks"], scaling, window, soft_cap)[None]
 
 
-AttentionInterface.register(NAME, attend)
+register_attention(ATTENTION_NAME, attend)
 
 
 class _Share:
@@ -136,7 +101,7 @@ class NormedAttention(nn.Module):
         self.sliding_window: int = getattr(attention, "sliding_window", None) or 0
 
     def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *, attention: AttentionRows, **_: Any
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *, attention: AttentionView, **_: Any
     ) -> tuple[Tensor, None]:
         projected = self.qkv(hidden_states)[0]  # [M, q | k | v]
         cos, sin = position_embeddings
@@ -161,10 +126,10 @@ class NormedAttention(nn.Module):
         return self.o_proj(out.flatten(-2)[None]), None
 
 
-class GatedDeltaNetRows(TreeGatedDeltaNet):
-    """Takes the place of `layer.linear_attn`; `recurrent` is a RecurrentRows, here and below."""
+class GatedDeltaNetRows(GatedDeltaNet):
+    """Takes the place of `layer.linear_attn`, over hidden states [1, M, H], here and below."""
 
-    def forward(self, hidden_states: Tensor, *, recurrent: Any, **_: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *, recurrent: RecurrentView, **_: Any) -> Tensor:
         projected = self.in_proj(hidden_states)  # [1, M, q | k | v | z | b | a]
         out = operators.gated_delta_net(
             projected[0],
@@ -184,14 +149,11 @@ class GatedDeltaNetRows(TreeGatedDeltaNet):
         return self.out_proj(out[None].flatten(-2))
 
 
-class Mamba2Rows(TreeMamba2):
+class Mamba2Rows(Mamba2):
     """Takes the place of `layer.mamba` or `layer.mixer`."""
 
-    def forward(self, hidden_states: Tensor, *, recurrent: Any, **_: Any) -> Tensor:
-        projected = self.in_proj(hidden_states * self.in_multiplier if self.in_multiplier != 1.0 else hidden_states)
-        if self.multipliers is not None:
-            projected = projected * self.multipliers
-        gate, xbc, dt = projected.split(self.in_sizes, -1)
+    def forward(self, hidden_states: Tensor, *, recurrent: RecurrentView, **_: Any) -> Tensor:
+        gate, xbc, dt = self.projected(hidden_states)
         out = operators.mamba2(
             xbc[0],
             dt[0],
@@ -208,13 +170,13 @@ class Mamba2Rows(TreeMamba2):
             recurrent.g,
             recurrent.beta,
         )
-        return self.out_proj(self.norm(out[None].flatten(-2), gate).to(hidden_states.dtype))
+        return self.output(out[None].flatten(-2), gate, hidden_states.dtype)
 
 
-class ShortConvRows(TreeShortConv):
+class ShortConvolutionRows(ShortConvolution):
     """Takes the place of `layer.conv`."""
 
-    def forward(self, hidden_states: Tensor, *, recurrent: Any, **_: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *, recurrent: RecurrentView, **_: Any) -> Tensor:
         b, c, x = self.in_proj(hidden_states).chunk(3, -1)
         inputs = (b * x)[0]
         rows = operators.conv_rows(inputs, recurrent.windows, self.conv_weight.shape[0])
@@ -225,7 +187,7 @@ class ShortConvRows(TreeShortConv):
         return self.out_proj(c * conv.to(inputs.dtype))
 
 
-ADAPTERS = {GDN: GatedDeltaNetRows, MAMBA2: Mamba2Rows, SHORT_CONV: ShortConvRows}
+ADAPTERS = {GDN: GatedDeltaNetRows, MAMBA2: Mamba2Rows, SHORT_CONV: ShortConvolutionRows}
 
 
 def prepare_layer(layer: Any, index: int, mixers: tuple[str, ...]) -> bool:
@@ -237,7 +199,7 @@ def prepare_layer(layer: Any, index: int, mixers: tuple[str, ...]) -> bool:
             setattr(layer, name, NormedAttention(attention))
         else:
             _fuse_projections(attention)
-    return replace_parts(layer, index, mixers, adapters=ADAPTERS)
+    return replace_parts(layer, index, mixers, ADAPTERS)
 
 
 def _fuse_projections(attention: Any) -> None:

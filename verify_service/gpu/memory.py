@@ -34,8 +34,10 @@ def passed_nodes(max_batch: int, max_nodes: int, prefill_tokens: int) -> int:
 
 def step_size(spec: TargetSpec, *, max_batch: int, max_nodes: int, prefill_tokens: int, dtype: torch.dtype) -> int:
     """Bytes of the commit inputs, hidden states and logits."""
-    arena = Arena(spec, passed_nodes(max_batch, max_nodes, prefill_tokens), dtype=dtype, device=META)
-    return arena.nbytes + drawn_nodes(max_batch, max_nodes) * spec.vocab_size * dtype.itemsize
+    num_nodes = passed_nodes(max_batch, max_nodes, prefill_tokens)
+    arena = Arena(spec, num_nodes, dtype=dtype, device=META)
+    numbers = num_nodes * spec.hidden_size + drawn_nodes(max_batch, max_nodes) * spec.vocab_size
+    return arena.nbytes + numbers * dtype.itemsize
 
 
 def too_large(sizes: Mapping[str, int]) -> ConfigError:

@@ -1,15 +1,16 @@
-"""The runner over static buffers: a step is one graph launch and one small read-back.
+"""Steps over static buffers: a step is one graph launch and one small read-back, the way of a GPU.
 
-Rows whose draws need more than the device's sampler knows take a slower way: the graph stops before the commit, the
-host draws for them from their logits, and a second graph commits what was accepted of all rows.
+Verify, accept and commit are one graph. Rows whose draws need more than the device's sampler knows take a slower way:
+the graph stops before the commit, the host draws for them from their logits, and a second graph commits what was
+accepted of all rows.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,21 +30,32 @@ from verify_service.gpu.step_graphs import StepGraphs
 from verify_service.gpu.target import GraphTarget
 from verify_service.kernels.arguments import FINISHES, MAX_STOP_IDS, NO_DRAW
 from verify_service.model.features import FeatureProjector
-from verify_service.step.runner import Stages, StepRunner, Walk
+from verify_service.step.runner import StepRunner
+from verify_service.step.walk import SequenceTree, Walk
 
 log = logging.getLogger(__name__)
 
-MAX_PATH = 16  # accepted nodes a step; a longer walk goes on in the next one
+MAX_PATH = 16  # accepted nodes of a step; a longer walk goes on in the next one
 
 
-class GraphRunner(StepRunner):
-    """Runs on the engine's thread, its warm-up before that on another."""
+@dataclass(frozen=True, slots=True)
+class StepPass:
+    """One pass over a batch: the graphs of its bucket, with their inputs written."""
+
+    graphs: StepGraphs
+    rows: list[int]  # of the batch's sequences
+    has_filters: bool  # whether a row's draws are filtered
+    on_host: list[bool]  # for each sequence, whether the host draws
+
+
+class GraphRunner(StepRunner[StepPass, StepPass]):
+    """All methods are called on the engine's thread; the warm-up before that, on another."""
 
     def __init__(
         self,
         target: GraphTarget,
         projector: FeatureProjector | None,
-        graphs: Graphs,
+        capture: Graphs,
         *,
         max_batch: int,
         max_nodes: int,
@@ -51,45 +63,39 @@ class GraphRunner(StepRunner):
         prefill_tokens: int,
     ) -> None:
         """`max_nodes` of the largest tree that a request may ask for; `prefill_tokens` of one pass over prompts."""
-        super().__init__(target, target.pools)
-        self.model, self.projector, self.graphs = target, projector, graphs
+        super().__init__(target)
+        self.target, self.projector, self.capture = target, projector, capture
         self.max_batch, self.max_nodes = max_batch, node_bucket(max_nodes)
         # In float32 the products of longer chains want more shared memory than there is.
         self.prefill_chunk = PROMPT_NODES[-1] if target.dtype.itemsize == 2 else PROMPT_NODES[-2]
         num_nodes = passed_nodes(max_batch, max_nodes, prefill_tokens)
-        self.arena = Arena(target.spec, num_nodes, dtype=target.dtype, device=target.device)
-        vocab = target.spec.vocab_size
+        spec, dtype, device = target.spec, target.dtype, target.device
+        self.arena = Arena(spec, num_nodes, dtype=dtype, device=device)
+        self.hidden = torch.zeros(num_nodes, spec.hidden_size, dtype=dtype, device=device)
         num_drawn = drawn_nodes(max_batch, max_nodes)
-        self.logits = torch.zeros(num_drawn, vocab, dtype=target.dtype, device=target.device)
+        self.logits = torch.zeros(num_drawn, spec.vocab_size, dtype=dtype, device=device)
         num_pages = -(-max_context // target.page_size)
         self.rows = RowTable(bucket(max_batch), num_pages, target.device)
         self._prompt_rows = RowTable(bucket(max_batch), num_pages, target.device)
-        self._inputs: dict[StepGraphs, HostInputs] = {}
-        self._programs: dict[tuple[str, int, int], StepGraphs] = {}
+        self._graphs: dict[tuple[str, int, int], StepGraphs] = {}
+        self._inputs: dict[StepGraphs, HostInputs] = {}  # the host's part of their steps
         self._arrived = torch.cuda.Event() if target.device.type == "cuda" else None
 
-    def program(self, kind: str, b: int, n: int) -> StepGraphs:
-        """The program of a bucket, made when it is first asked for; `kind` is "step" or "prompt"."""
-        program = self._programs.get((kind, b, n))
-        if program is None:
+    def graphs_of(self, kind: str, b: int, n: int) -> StepGraphs:
+        """The graphs of a bucket, made when they are first asked for; `kind` is "step" or "prompt"."""
+        graphs = self._graphs.get((kind, b, n))
+        if graphs is None:
             is_step = kind == "step"
             rows, max_path = (self.rows, min(n, MAX_PATH)) if is_step else (self._prompt_rows, n)
-            buffers = StepBuffers(b, n, arena=self.arena, page_table=rows.pages, max_path=max_path)
+            buffers = StepBuffers(b, n, arena=self.arena, hidden=self.hidden, page_table=rows.pages, max_path=max_path)
             logits = self.logits[: b * n] if is_step else self.logits[:0]
-            program = StepGraphs(self.model, buffers, logits, self.projector, self.graphs)
-            self._programs[(kind, b, n)] = program
-        return program
-
-    def inputs_of(self, program: StepGraphs) -> HostInputs:
-        """The host's part of a program's steps."""
-        inputs = self._inputs.get(program)
-        if inputs is None:
-            inputs = self._inputs[program] = HostInputs(program.buffers)
-        return inputs
+            graphs = StepGraphs(self.target, buffers, logits, self.projector, self.capture)
+            self._graphs[(kind, b, n)] = graphs
+        return graphs
 
     @torch.inference_mode()
     def warm_up(self, *, has_trees: bool) -> None:
-        """Runs every program over spare rows, so that no request pays for compilation and capture; those of trees only
+        """Runs every graph over spare rows, so that no request pays for compilation and capture; those of trees only
         where trees may come."""
         batches = [1 << i for i in range(bucket(self.max_batch).bit_length())]
         started = time.perf_counter()
@@ -98,104 +104,100 @@ class GraphRunner(StepRunner):
         ]
         for number, (b, n) in enumerate(shapes, start=1):
             log.info("preparing step %d of %d: %d rows of %d nodes", number, len(shapes), b, n)
-            program = self.program("step", b, n)
-            program.buffers.clear()
-            program.step(has_filters=False)
+            graphs = self.graphs_of("step", b, n)
+            graphs.buffers.clear()
+            graphs.step(has_filters=False)
             if n == 1 or number == 1:
-                program.step(has_filters=True)
+                graphs.step(has_filters=True)
         for n in (n for n in PROMPT_NODES if n <= self.prefill_chunk):
-            program = self.program("prompt", 1, n)
-            program.buffers.clear()
-            program.prefill()
-            program.commit()
+            graphs = self.graphs_of("prompt", 1, n)
+            graphs.buffers.clear()
+            graphs.prefill()
+            graphs.commit()
         self._wait()
         log.info("steps are ready after %.0f s", time.perf_counter() - started)
 
     def prefill(self, parts: Sequence[tuple[SequenceState, int]]) -> None:
-        for group in self._groups(parts, lambda part: part[1], PROMPT_NODES):
+        pending = list(parts)
+        while pending:
+            count = _num_fitting([length for _, length in pending], PROMPT_NODES, self.arena.num_nodes)
+            group, pending = pending[:count], pending[count:]
             b, n = bucket(len(group)), node_bucket(max(length for _, length in group), PROMPT_NODES)
-            program = self.program("prompt", b, n)
-            buffers = program.buffers
+            graphs = self.graphs_of("prompt", b, n)
+            buffers = graphs.buffers
             buffers.clear()
             result = buffers.result.host
             result["path"][:] = np.arange(n)
             rows = self._prompt_rows.place([sequence for sequence, _ in group])
             for row, (sequence, length) in zip(rows, group, strict=True):
                 base = sequence.base_length
-                write_tree(
-                    buffers, row, base, sequence.request.prompt_token_ids[base : base + length], range(-1, length - 1)
-                )
+                part = sequence.request.prompt_token_ids[base : base + length]
+                write_tree(buffers, row, base, part, range(-1, length - 1))
                 buffers.inputs.host["state_slots"][row] = sequence.state_slot
                 result["path_length"][row] = length
-            program.prefill()
-            program.commit()
+            graphs.prefill()
+            graphs.commit()
             for row, (sequence, length) in zip(rows, group, strict=True):
-                self._prefilled(sequence, buffers.hidden[row, :length])
+                self.note_prefilled(sequence, buffers.hidden[row, :length])
             self._wait()  # the host writes into the same memory for the next pass
 
-    def _verify(
-        self, batch: Sequence[SequenceState], trees: Sequence[DraftTree], started: float
-    ) -> tuple[list[Walk], Stages]:
+    def num_together(self, pending: Sequence[SequenceTree]) -> int:
+        nodes = [entry.tree.num_nodes for entry in pending]
+        return _num_fitting(nodes, NODES, self.logits.shape[0])
+
+    def build_inputs(self, batch: Sequence[SequenceTree]) -> StepPass:
+        b, n = bucket(len(batch)), node_bucket(max(tree.num_nodes for _, tree in batch))
+        graphs = self.graphs_of("step", b, n)
+        rows = self.rows.place([sequence for sequence, _ in batch])
+        inputs = self._inputs.get(graphs)
+        if inputs is None:
+            inputs = self._inputs[graphs] = HostInputs(graphs.buffers)
+        return StepPass(graphs, rows, inputs.write(rows, batch), [_needs_host(entry) for entry in batch])
+
+    def verify(self, batch: Sequence[SequenceTree], inputs: StepPass) -> StepPass:
+        """Where no row needs the host, the same graph draws, walks and commits."""
+        del batch
+        graphs = inputs.graphs
+        (graphs.verify if any(inputs.on_host) else graphs.step)(has_filters=inputs.has_filters)
+        self._wait()
+        return inputs
+
+    def accept(self, batch: Sequence[SequenceTree], verified: StepPass) -> list[Walk]:
+        """Reads the device's walks, and makes those that are the host's."""
         walks: list[Walk] = []
-        tree_s, verify_s, accept_s = time.perf_counter() - started, 0.0, 0.0
-        pairs = list(zip(batch, trees, strict=True))
-        for group in self._groups(pairs, lambda pair: pair[1].num_nodes, NODES):
-            t0 = time.perf_counter()
-            b, n = bucket(len(group)), node_bucket(max(tree.num_nodes for _, tree in group))
-            program = self.program("step", b, n)
-            slow = [_needs_host(sequence, tree) for sequence, tree in group]
-            rows = self.rows.place([sequence for sequence, _ in group])
-            has_filters = self.inputs_of(program).write(rows, group)
-            t1 = time.perf_counter()
-            (program.verify if any(slow) else program.step)(has_filters=has_filters)
+        result = verified.graphs.buffers.result.host
+        for entry, row, is_host in zip(batch, verified.rows, verified.on_host, strict=True):
+            if is_host:
+                walks.append(self._host_walk(verified.graphs, row, entry))
+            elif result["finish"][row] == NO_DRAW:
+                walks.append(self._broken_walk(verified.graphs, row, entry))
+            else:
+                walks.append(_read(result, row, entry.tree))
+        return walks
+
+    def commit(self, batch: Sequence[SequenceTree], walks: Sequence[Walk], verified: StepPass) -> None:
+        """What `accept` has written down for the host's rows and the device for all others, unless it is done."""
+        del batch, walks
+        if any(verified.on_host):
+            verified.graphs.commit()
             self._wait()
-            t2 = time.perf_counter()
-            result = program.buffers.result.host
-            for row, (sequence, tree), is_slow in zip(rows, group, slow, strict=True):
-                if is_slow:
-                    walks.append(self._host_walk(program, row, sequence, tree))
-                elif result["finish"][row] == NO_DRAW:
-                    walks.append(self._broken_walk(program, row, sequence, tree))
-                else:
-                    walks.append(_read(result, row, tree))
-            if any(slow):
-                program.commit()
-                self._wait()
-            t3 = time.perf_counter()
-            tree_s, verify_s, accept_s = tree_s + t1 - t0, verify_s + t2 - t1, accept_s + t3 - t2
-        return walks, (tree_s, verify_s, accept_s, 0.0)
 
-    def _groups(self, parts: Sequence[Any], nodes: Callable[[Any], int], sizes: tuple[int, ...]) -> Iterator[list[Any]]:
-        """Cuts a batch so that each part fits into the arena; mostly into one."""
-        limit = self.arena.num_nodes if sizes is PROMPT_NODES else self.logits.shape[0]
-        if bucket(len(parts)) * node_bucket(max(map(nodes, parts)), sizes) <= limit:
-            yield list(parts)
-            return
-        group: list[Any] = []
-        for part in parts:
-            n = node_bucket(max(map(nodes, [*group, part])), sizes)
-            if group and bucket(len(group) + 1) * n > limit:
-                yield group
-                group = []
-            group.append(part)
-        yield group
-
-    def _host_walk(self, program: StepGraphs, row: int, sequence: SequenceState, tree: DraftTree) -> Walk:
+    def _host_walk(self, graphs: StepGraphs, row: int, entry: SequenceTree) -> Walk:
         """The walk by the host's own draws, written down for the commit."""
-        walk = self._walk(sequence, tree, program.logits[row])
-        limit = program.buffers.max_path
+        walk = self.walk(entry, graphs.logits[row])
+        limit = graphs.buffers.max_path
         accepted = walk.accepted
         if len(accepted.path) > limit:
             accepted = Accepted(accepted.path[:limit], accepted.tokens[:limit], None)
             walk = Walk(walk.tree, accepted, walk.log_probs[:limit], walk.shadow_path)
-        result = program.buffers.result.host
+        result = graphs.buffers.result.host
         result["path_length"][row] = len(accepted.path) if walk.goes_on else 0
         result["path"][row, : len(accepted.path)] = accepted.path
         return walk
 
-    def _broken_walk(self, program: StepGraphs, row: int, sequence: SequenceState, tree: DraftTree) -> Walk:
+    def _broken_walk(self, graphs: StepGraphs, row: int, entry: SequenceTree) -> Walk:
         """A walk to a node without a draw, by the host, which says what is wrong there."""
-        walk = self._walk(sequence, tree, program.logits[row])
+        walk = self.walk(entry, graphs.logits[row])
         return replace(walk, error=walk.error or InternalError("the device found no draw where the host finds one"))
 
     def _wait(self) -> None:
@@ -205,8 +207,19 @@ class GraphRunner(StepRunner):
             self._arrived.synchronize()
 
 
-def _needs_host(sequence: SequenceState, tree: DraftTree) -> bool:
+def _num_fitting(nodes: Sequence[int], sizes: tuple[int, ...], limit: int) -> int:
+    """How many trees of so many nodes, from the first on, are at most `limit` nodes once all are padded; mostly all."""
+    if bucket(len(nodes)) * node_bucket(max(nodes), sizes) <= limit:
+        return len(nodes)
+    count = 1
+    while bucket(count + 1) * node_bucket(max(nodes[: count + 1]), sizes) <= limit:
+        count += 1
+    return count
+
+
+def _needs_host(entry: SequenceTree) -> bool:
     """Whether the draws need what the device's sampler does not do."""
+    sequence, tree = entry
     request = sequence.request
     return bool(
         request.sampling.has_penalties

@@ -1,4 +1,4 @@
-"""LayerGroups of consecutive layers, each run as one compiled graph; layer_groups of one kind share their graph."""
+"""Groups of consecutive layers, each run as one compiled graph; groups of one kind share their graph."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from draftwood.device.device import compiled
-from verify_service.cpu.step_inputs import StepInputs
 from verify_service.model.rope import Rope
 
 
@@ -22,6 +20,10 @@ class LayerGroup:
     first: int
     layers: tuple[Any, ...]
     run: Callable[..., list[Tensor]]
+
+    def of(self, arguments: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The group's part of what all layers have."""
+        return arguments[self.first : self.first + len(self.layers)]
 
 
 def kind_of(layer: nn.Module) -> str:
@@ -37,14 +39,8 @@ def kind_of(layer: nn.Module) -> str:
     return "\n".join(parts)
 
 
-def own_storage(part: Tensor) -> Tensor:
-    """The same memory under a storage of its own. Offsets into a common storage grow with the sizes that vary, and
-    compiled graphs would be guarded by how the layers' offsets relate."""
-    return torch.from_dlpack(part) if part.numel() else part.new_empty(part.shape)
-
-
 class LayerGroups:
-    """Cuts layers into layer_groups. `kinds` tells layers apart whose graphs differ; None: a layer of no graph."""
+    """Cuts layers into groups. `kinds` tells layers apart whose graphs differ; None: a layer of no graph."""
 
     def __init__(
         self,
@@ -60,19 +56,17 @@ class LayerGroups:
         self.compile_steps, self.cpp_wrapper = compile_steps, cpp_wrapper
         self._graphs: dict[tuple[str | None, ...], Callable[..., list[Tensor]]] = {}
 
-    def cut(self, length: int) -> list[LayerGroup]:
-        """LayerGroups of at most `length` layers; a layer of no graph stands alone."""
-        layer_groups: list[LayerGroup] = []
+    def group_layers(self, length: int) -> list[LayerGroup]:
+        """Groups of at most `length` layers; a layer of no graph stands alone."""
+        groups: list[LayerGroup] = []
         first = 0
         while first < len(self.layers):
             end = first + 1
             while end < min(first + length, len(self.layers)) and None not in self.kinds[first : end + 1]:
                 end += 1
-            layer_groups.append(
-                LayerGroup(first, tuple(self.layers[first:end]), self._graph(tuple(self.kinds[first:end])))
-            )
+            groups.append(LayerGroup(first, tuple(self.layers[first:end]), self._graph(tuple(self.kinds[first:end]))))
             first = end
-        return layer_groups
+        return groups
 
     def _graph(self, kinds: tuple[str | None, ...]) -> Callable[..., list[Tensor]]:
         if None in kinds:
@@ -86,13 +80,13 @@ def _run(
     layers: Sequence[Any],
     hidden: Tensor,  # [B, N, H]
     rope: Rope | dict[str, Rope] | None,
-    step: StepInputs | None,
-    extra: Sequence[dict[str, Any]],
+    step: Any,  # what the pass has for all layers
+    arguments: Sequence[dict[str, Any]],  # of each layer
 ) -> list[Tensor]:  # [B, N, H] each
     """The residual stream after each layer."""
     after: list[Tensor] = []
-    for layer, arguments in zip(layers, extra, strict=True):
-        out = layer(hidden, position_embeddings=rope, attention_mask=None, cache=None, step=step, **arguments)
+    for layer, own in zip(layers, arguments, strict=True):
+        out = layer(hidden, position_embeddings=rope, attention_mask=None, cache=None, step=step, **own)
         hidden = out[0] if isinstance(out, tuple) else out  # some families' layers return attention weights as well
         after.append(hidden)
     return after

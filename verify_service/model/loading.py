@@ -15,7 +15,6 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from draftwood.errors import UnsupportedModelError
 from verify_service.core.target_spec import TargetSpec
-from verify_service.cpu import attention
 from verify_service.model.random_target import random_target
 from verify_service.model.rope import check_rope
 from verify_service.model.spec import SUPPORTED, read_spec, text_config
@@ -71,7 +70,7 @@ def load_target(
         directory,
         config=config,
         dtype=dtype,
-        attn_implementation=attention.NAME,
+        attn_implementation="eager",
         output_loading_info=True,
         key_mapping=_KEY_MAPPING if config is not full else None,
         **quantization,

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.random_weights import random_tensor
-from verify_service.cpu import attention
 from verify_service.model.replace_layers import CENTRED_NORMS
 
 
 def random_target(loader: Any, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """The causal language model of class `loader`, with the weights of `draftwood.random_weights`."""
     with _parameters_on_meta():
-        model = loader._from_config(config, dtype=dtype, attn_implementation=attention.NAME)
+        model = loader._from_config(config, dtype=dtype, attn_implementation="eager")
     drawn: dict[nn.Parameter, nn.Parameter] = {}  # by what they replace: tied weights stay one
     for prefix, module in model.named_modules():
         is_centred = type(module).__name__ in CENTRED_NORMS

@@ -1,4 +1,4 @@
-"""Replaces a runner layer's parts by the project's own: mixers for exactness, norms and linear layers for speed."""
+"""Replaces a decoder layer's parts by the project's own: mixers for exactness, norms and linear layers for speed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from draftwood.device.layers import GatedMLP, RMSNorm, packed
 from draftwood.errors import UnsupportedModelError
 from verify_service.core.target_spec import ATTENTION, GDN, MAMBA2, OTHER, SHORT_CONV
-from verify_service.cpu import gated_delta_net, mamba2, short_convolution
+from verify_service.model.mixers import gated_delta_net, mamba2, short_convolution
 
 # RMSNorm classes by what they multiply with: the weight w, or 1 + w.
 _PLAIN = (
@@ -23,12 +23,10 @@ _CENTRED = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Gemma", "Gemma2", "Gemma3")
 PLAIN_NORMS = frozenset(f"{family}RMSNorm" for family in _PLAIN)
 CENTRED_NORMS = frozenset(f"{family}RMSNorm" for family in _CENTRED)
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-# A mixer's classes in transformers, and what takes their place.
-ADAPTERS: dict[str, tuple[frozenset[str], Callable[[Any], nn.Module]]] = {
-    GDN: (gated_delta_net.MIXERS, gated_delta_net.TreeGatedDeltaNet),
-    MAMBA2: (mamba2.MIXERS, mamba2.TreeMamba2),
-    SHORT_CONV: (short_convolution.MIXERS, short_convolution.TreeShortConv),
-}
+# Classes of recurrent mixers in transformers.
+_MIXERS = {GDN: gated_delta_net.MIXERS, MAMBA2: mamba2.MIXERS, SHORT_CONV: short_convolution.MIXERS}
+
+Adapters = Mapping[str, Callable[[Any], nn.Module]]  # by kind of mixer: what takes its place, made from it
 
 ATTENTION_NAMES = ("self_attn", "mixer")
 
@@ -47,14 +45,9 @@ def replaced_norm(norm: nn.Module) -> nn.Module:
     return norm
 
 
-def replace_parts(
-    layer: Any,
-    index: int,
-    mixers: tuple[str, ...],
-    adapters: Mapping[str, Callable[[Any], nn.Module]] | None = None,
-) -> bool:
-    """Swaps the layer's parts in place; returns whether all of it can be compiled as one graph. `adapters` by kind of
-    mixer take the place of the CPU's. Raises UnsupportedModelError where a recurrent mixer has no adapter."""
+def replace_parts(layer: Any, index: int, mixers: tuple[str, ...], adapters: Adapters) -> bool:
+    """Swaps the layer's parts in place; returns whether all of it can be compiled as one graph. Raises
+    UnsupportedModelError where a recurrent mixer has no adapter."""
     if OTHER in mixers:
         return False
     parts = dict(layer.named_children())
@@ -65,23 +58,15 @@ def replace_parts(
             name = next(name for name in ATTENTION_NAMES if name in parts)
             _fuse_attention(parts.pop(name))
         else:
-            classes, adapter = ADAPTERS[kind]
-            _adapt(layer, index, kind, parts, classes, adapters[kind] if adapters else adapter)
+            _adapt(layer, index, kind, parts, adapters[kind])
     are_dense = [_fuse_feed_forward(layer, name, part) for name, part in parts.items()]
     return all(are_dense)
 
 
-def _adapt(
-    layer: Any,
-    index: int,
-    kind: str,
-    parts: dict[str, nn.Module],
-    classes: frozenset[str],
-    adapter: Callable[[Any], nn.Module],
-) -> None:
+def _adapt(layer: Any, index: int, kind: str, parts: dict[str, nn.Module], adapter: Callable[[Any], nn.Module]) -> None:
     """Puts the adapter in the place of the layer's recurrent mixer, and takes that out of `parts`."""
     for name, part in parts.items():
-        if type(part).__name__ in classes:
+        if type(part).__name__ in _MIXERS[kind]:
             setattr(layer, name, adapter(parts.pop(name)))
             return
     found = ", ".join(type(part).__name__ for part in parts.values())

@@ -55,7 +55,7 @@ class RopeTables:
         return at if self.differs else at.get("")
 
     def picking(self, layer: nn.Module, layer_type: str) -> nn.Module:
-        """The runner layer in a form that takes what `at` returns."""
+        """The decoder layer in a form that takes what `at` returns."""
         return _PickingLayer(layer, layer_type) if self.differs else layer
 
 

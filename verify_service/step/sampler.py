@@ -28,26 +28,28 @@ class NodeSampler:
         sequence: SequenceState,
         tree: DraftTree,
         logits: Tensor,  # [N, vocab_size]
-        stop_token_ids: frozenset[int],
         noise: NoiseCache,
+        *,
+        first_position: int,  # that the draw at the root is for
     ) -> None:
-        self.sequence, self.tree, self.logits = sequence, tree, logits
-        self.stop_token_ids, self.noise = stop_token_ids, noise
+        self.sequence, self.tree, self.logits, self.noise = sequence, tree, logits, noise
+        self.first_position = first_position
         self.log_probs: list[TokenLogProbs] = []
 
     def __call__(self, node: int) -> int:
         sequence, request = self.sequence, self.sequence.request
         row = logits_row(self.logits[node])
         depth = self.tree.depths[node]
-        check_finite(row, sequence.base_length + depth + 1)
+        position = self.first_position + depth
+        check_finite(row, position)
         allowed = row
         if len(sequence.answer) + depth < request.min_new_tokens:
             allowed = row.copy()
-            allowed[list(self.stop_token_ids)] = -np.inf
+            allowed[list(request.stop_token_ids)] = -np.inf
         counts = None
         if request.sampling.has_penalties:
             counts = sequence.counts([self.tree.token_ids[i] for i in self.tree.path_to(node)[1:]])
-        token = draw(allowed, request.sampling, sequence.base_length + depth + 1, self.noise, counts)
+        token = draw(allowed, request.sampling, position, self.noise, counts)
         if request.num_log_probs is not None:
             self.log_probs.append(log_probs_of(row, token, request.num_log_probs))
         return token

@@ -108,7 +108,12 @@ def test_accepts_what_plain_decoding_says(data: st.DataObject) -> None:
 
 def draws(answer: list[int], logits: torch.Tensor, tree: DraftTree, **settings: Any) -> NodeSampler:
     """Draws of a sequence in the middle of its answer."""
-    values: dict[str, Any] = {"sampling": SamplingParams(), "min_new_tokens": 0, "num_log_probs": None} | settings
+    values: dict[str, Any] = {
+        "sampling": SamplingParams(),
+        "min_new_tokens": 0,
+        "num_log_probs": None,
+        "stop_token_ids": frozenset({0}),
+    } | settings
 
     def counts(path: list[int]) -> TokenCounts:
         return TokenCounts(frozenset({1}), Counter([*answer, *path]))
@@ -119,7 +124,7 @@ def draws(answer: list[int], logits: torch.Tensor, tree: DraftTree, **settings: 
         base_length=10,
         counts=counts,
     )
-    return NodeSampler(sequence, tree, logits, frozenset({0}), NoiseCache(logits.shape[1]))
+    return NodeSampler(sequence, tree, logits, NoiseCache(logits.shape[1]), first_position=11)
 
 
 @pytest.mark.parametrize("min_new_tokens", range(7))

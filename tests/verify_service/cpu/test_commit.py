@@ -16,10 +16,10 @@ from draftwood.tree import DraftTree
 from tests.verify_service.bench import Bench, buffers, config_of
 from tests.verify_service.models import save_tiny
 from tests.verify_service.oracles import gdn_token, mamba2_token, path_to, relative_error
+from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.core.sequence import SequenceState
-from verify_service.core.target_spec import MAMBA2
+from verify_service.core.target_spec import MAMBA2, RecurrentShape
 from verify_service.cpu.step_inputs import StepRow
-from verify_service.cpu.target import CommitInputs
 
 PROMPT = list(range(40, 65))
 
@@ -80,22 +80,32 @@ def test_a_path_is_committed_as_one_token_at_a_time(bench: Bench, sequence: Sequ
             assert torch.equal(value, halves[name]), name
 
 
+def token_inputs(inputs: CommitInputs, layer: int, node: int, shape: RecurrentShape) -> list[torch.Tensor]:
+    """k, v, g and beta of a node in float64, out of q | k | v of Gated DeltaNet or x | B | C of Mamba2."""
+    conv, norms = inputs.conv[layer, 0, node].double(), inputs.norms[layer, 0, node].double()
+    hk, hv, dk, dv = shape.num_key_heads, shape.num_value_heads, shape.key_dim, shape.value_dim
+    if shape.kind == MAMBA2:
+        v, k, _ = conv.split([hv * dv, hk * dk, hk * dk])
+        k = k.view(hk, dk)
+    else:
+        _, k, v = conv.split([hk * dk, hk * dk, hv * dv])
+        k = k.view(hk, dk) * norms[hk:, None]
+    return [k, v.view(hv, dv), *(t[layer, 0, node].double() for t in (inputs.g, inputs.beta))]
+
+
 def test_committed_state_is_the_recurrence(bench: Bench, sequence: SequenceState) -> None:
     tree = random_tree(sequence.root, 30, 7)
     commit_inputs = bench.record(sequence, tree)
     path = path_to(tree.parents, max(range(30), key=tree.depths.__getitem__))
     before = bench.pools.states[:, sequence.state_slot].double()
     after = replay(bench, sequence, commit_inputs, [path])["states"]
-    recurrent = bench.runner.model.spec.recurrent
+    recurrent = bench.runner.target.spec.recurrent
     assert recurrent is not None
     token = mamba2_token if recurrent.kind == MAMBA2 else gdn_token
     for layer in range(after.shape[0] if after.numel() else 0):
         wanted = before[layer]
         for i in path:
-            inputs = (
-                t[layer, 0, i].double() for t in (commit_inputs.k, commit_inputs.v, commit_inputs.g, commit_inputs.beta)
-            )
-            wanted = token(wanted, *inputs)
+            wanted = token(wanted, *token_inputs(commit_inputs, layer, i, recurrent))
         assert relative_error(after[layer], wanted) < 2e-6
 
 
@@ -178,11 +188,11 @@ def test_hidden_states_of_a_tree_are_those_of_its_paths(bench: Bench, sequence: 
     The wide random weights of the tiny models blow rounding up to 4e-5; a wrong ancestor moves a node by 1e-2 and more.
     """
     parents = random_parents(random.Random(8), 14)
-    model = bench.runner.model
+    model = bench.runner.target
 
     def hidden(tree: DraftTree) -> torch.Tensor:
         row = StepRow(tree, sequence.base_length, sequence.slots, sequence.state_slot)
-        return model.run(bench.build_step_inputs([row]), bench.pools).hidden[0, : tree.num_nodes].clone()
+        return model.run(bench.build_step_inputs([row])).hidden[0, : tree.num_nodes].clone()
 
     tokens = random.Random(9).sample(range(3, 150), 13)
     tolerance = 1e-5 if model.spec.vocab_size > 256 else 1e-4

@@ -21,7 +21,7 @@ TOLERANCE = 1e-5
 def mixed_steps(bench: Bench, sequence: SequenceState, truth: SequenceState, base_length: int, seed: int) -> list[int]:
     """Steps the sequence to `base_length` with drafts that are right for a while, wrong, or absent; accepted counts."""
     rng = random.Random(seed)
-    vocab, start = bench.runner.model.spec.vocab_size, len(sequence.request.prompt_token_ids)
+    vocab, start = bench.runner.target.spec.vocab_size, len(sequence.request.prompt_token_ids)
     accepted: list[int] = []
     while (left := base_length - sequence.base_length) > 0:
         trees: dict[int, DraftTree] = {}

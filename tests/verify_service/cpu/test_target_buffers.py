@@ -16,16 +16,16 @@ def test_buffers_do_not_grow_with_the_shapes_seen(tmp_path: Path) -> None:
     service = build(VerifyConfig(target=str(tmp_path), draft="none", dtype="float32", compile=False, threads=1))
     runner = service.engine.runner
     assert isinstance(runner, PassRunner)
-    model, pools = runner.model, runner.pools
-    usual = model._buffers_for(1, 8, pools)
+    target = runner.target
+    usual = target._buffers_for(1, 8)
     place = usual.commit_inputs.keys.data_ptr()
     for nodes in range(1, 33):
         for batch in range(1, 9):
-            commit_inputs = model._buffers_for(batch, nodes, pools).commit_inputs
-            assert commit_inputs.k.shape[1:3] == (batch, nodes)
+            commit_inputs = target._buffers_for(batch, nodes).commit_inputs
+            assert commit_inputs.conv.shape[1:3] == (batch, nodes)
             assert commit_inputs.keys.data_ptr() == place, "memory of its own"
-            assert model._buffers_for(1, 8, pools) is usual
-            assert len(model._buffers) <= MAX_SHAPES
-    large = model._buffers_for(64, 64, pools)
-    assert model._buffers_for(64, 64, pools) is large
-    assert model._buffers_for(1, 8, pools).commit_inputs.keys.data_ptr() == large.commit_inputs.keys.data_ptr()
+            assert target._buffers_for(1, 8) is usual
+            assert len(target._buffers) <= MAX_SHAPES
+    large = target._buffers_for(64, 64)
+    assert target._buffers_for(64, 64) is large
+    assert target._buffers_for(1, 8).commit_inputs.keys.data_ptr() == large.commit_inputs.keys.data_ptr()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ import torch
 
 from draftwood.tree import DraftTree
 from tests.verify_service.models import save_tiny
-from verify_service.cache.pools import Pools, allocate_pools
+from verify_service.cache.pools import allocate_pools
 from verify_service.cpu.step_inputs import StepInputs, StepRow, build_step_inputs
-from verify_service.cpu.target import PassOutputs, TargetModel
+from verify_service.cpu.target import PassOutputs, TreeTarget
 from verify_service.model.loading import load_target
 
 CPU = torch.device("cpu")
@@ -40,11 +41,11 @@ def step_of(num_sequences: int, num_nodes: int, rng: random.Random) -> StepInput
     return build_step_inputs(rows, kernel_size=4, scratch_slot=0)
 
 
-def check(compiled: TargetModel, eager: TargetModel, step: StepInputs, pools: Pools) -> None:
-    """The same hidden states and the same commit_inputs."""
-    outputs: list[PassOutputs] = [model.run(step, pools) for model in (compiled, eager)]
+def check(compiled: TreeTarget, eager: TreeTarget, step: StepInputs) -> None:
+    """The same hidden states and the same commit inputs."""
+    outputs: list[PassOutputs] = [target.run(step) for target in (compiled, eager)]
     torch.testing.assert_close(outputs[0].hidden, outputs[1].hidden, rtol=1e-4, atol=1e-4)
-    for name in ("keys", "values", "inputs", "k", "v", "g", "beta"):
+    for name in ("keys", "values", "inputs", "conv", "norms", "g", "beta"):
         ours, wanted = (getattr(o.commit_inputs, name) for o in outputs)
         torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4, msg=name)
 
@@ -71,21 +72,20 @@ def test_compiled_passes_equal_eager_ones(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
     warm, later = shapes
     save_tiny(family, tmp_path, num_hidden_layers=len(layers), layer_types=list(layers))
-    models: list[TargetModel] = []
-    for compile_steps in (True, False):
-        model, spec = load_target(tmp_path, torch.float32, CPU)
-        models.append(
-            TargetModel(model, spec, target_layer_ids=(len(layers) - 1,), max_context=256, compile_steps=compile_steps),
-        )
-    spec = models[0].spec
+    spec = load_target(tmp_path, torch.float32, CPU)[1]
     pools = allocate_pools(spec, num_slots=1024, num_states=8, feature_size=64, dtype=torch.float32, device=CPU)
     torch.manual_seed(0)
     for pool in (pools.keys, pools.values, pools.windows, pools.states):
         pool.normal_(std=0.3)
+    settings: dict[str, Any] = {"target_layer_ids": (len(layers) - 1,), "max_context": 256}
+    compiled, eager = (
+        TreeTarget(*load_target(tmp_path, torch.float32, CPU), pools, compile_steps=compile_steps, **settings)
+        for compile_steps in (True, False)
+    )
     rng = random.Random(0)
-    models[0].is_warming = True
+    compiled.is_warming = True
     for shape in warm:
-        models[0].run(step_of(*shape, rng), pools)
-    models[0].is_warming = False
+        compiled.run(step_of(*shape, rng))
+    compiled.is_warming = False
     for shape in later:
-        check(models[0], models[1], step_of(*shape, rng), pools)
+        check(compiled, eager, step_of(*shape, rng))

@@ -50,8 +50,8 @@ def test_the_plan_is_what_is_allocated(tmp_path: Path) -> None:
     config = VerifyConfig(target=str(tmp_path), draft="none", dtype="float32", threads=1, compile=False, max_batch=3)
     runner = build(config, kernels=PLAIN).engine.runner
     assert isinstance(runner, GraphRunner)
-    wanted = step_size(runner.model.spec, max_batch=3, max_nodes=64, prefill_tokens=256, dtype=torch.float32)
-    assert wanted == runner.arena.nbytes + runner.logits.nbytes
+    wanted = step_size(runner.target.spec, max_batch=3, max_nodes=64, prefill_tokens=256, dtype=torch.float32)
+    assert wanted == runner.arena.nbytes + runner.hidden.nbytes + runner.logits.nbytes
 
 
 def test_a_gpu_that_is_not_there() -> None:

@@ -56,7 +56,7 @@ def truths() -> list[list[int]]:
 def test_ids_are_the_cpus(truths: list[list[int]]) -> None:
     on = bench("cuda")
     assert isinstance(on.runner, GraphRunner)
-    assert on.runner.graphs.enabled
+    assert on.runner.capture.enabled
     for has_trees in (False, True):
         sequences, rng, steps = begun(on), random.Random(3), 0
         while min(len(s.answer) for s in sequences) < NEW_TOKENS:

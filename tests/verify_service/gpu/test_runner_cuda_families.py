@@ -38,7 +38,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     case = next(serving)
     runner = case.engine.runner
     assert isinstance(runner, GraphRunner)
-    assert runner.graphs.enabled == (request.param in CAPTURED)
+    assert runner.capture.enabled == (request.param in CAPTURED)
     case.script["directory"] = str(directory)
     yield case
     assert next(serving, None) is None  # stopped

@@ -1,4 +1,4 @@
-"""What is put in place of a runner layer's parts computes the same, and what does not match stays."""
+"""What is put in place of a decoder layer's parts computes the same, and what does not match stays."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from draftwood.device.layers import GatedMLP
 from tests.verify_service.models import FAMILIES, FULL, SLIDING, tiny_config
 from verify_service.core.target_spec import ATTENTION
+from verify_service.cpu.layers import ADAPTERS
 from verify_service.model.layer_groups import kind_of
 from verify_service.model.replace_layers import replace_parts, replaced_norm
 from verify_service.model.spec import read_spec
@@ -29,7 +30,7 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
 def fuse_layers(model: Any) -> list[bool]:
     """Which of the model's layers can be compiled, with their parts replaced."""
     mixers = read_spec(model.config, ()).mixers
-    return [replace_parts(layer, i, mixers[i]) for i, layer in enumerate(model.base_model.layers)]
+    return [replace_parts(layer, i, mixers[i], ADAPTERS) for i, layer in enumerate(model.base_model.layers)]
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -58,7 +59,7 @@ def test_fused_feed_forward_keeps_its_activation(activation: str) -> None:
     layer = tiny_model("qwen3", hidden_act=activation).model.layers[0]
     before, x = layer.mlp, torch.randn(3, 64)
     wanted = before(x)
-    assert replace_parts(layer, 0, (ATTENTION,))
+    assert replace_parts(layer, 0, (ATTENTION,), ADAPTERS)
     assert isinstance(layer.mlp, GatedMLP)
     torch.testing.assert_close(layer.mlp(x), wanted, rtol=1e-5, atol=1e-5)
 

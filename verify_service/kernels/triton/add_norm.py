@@ -1,4 +1,4 @@
-"""Between the products of a runner layer: the residual sum with the norm that follows it, and SwiGLU.
+"""Between the products of a decoder layer: the residual sum with the norm that follows it, and SwiGLU.
 
     x <- x + delta,  y = rmsnorm(x) weight        y = silu(gate) up
 

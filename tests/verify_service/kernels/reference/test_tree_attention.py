@@ -10,10 +10,12 @@ from typing import Any, Self
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benchmarks.kernels.trees import random_parents
 from tests.verify_service.oracles import masks, path_to, relative_error
-from verify_service.cpu.attention import AttentionView, attend
+from verify_service.cache.layer_views import AttentionView
+from verify_service.cpu.layers import ATTENTION_NAME
 from verify_service.cpu.step_inputs import StepInputs
 from verify_service.kernels.reference.tree_attention import tree_attention
 
@@ -205,10 +207,11 @@ def test_attend_writes_every_row_that_a_commit_may_need(extras: str) -> None:
     ancestor_mask, ancestor_bias = masks(x.trees, x.n)
     nothing = torch.zeros(2, 9, 1, dtype=torch.int64)
     step = StepInputs(x.positions, x.positions, x.slots, x.bias, ancestor_mask, ancestor_bias, nothing, torch.zeros(2))
-    left = [torch.full_like(x.key, torch.nan), torch.full_like(x.value, torch.nan)]
+    left = [torch.full_like(t.transpose(1, 2), torch.nan) for t in (x.key, x.value)]
     view = AttentionView(x.key_pool, x.value_pool, *left)
     settings: dict[str, Any] = {"sliding_window": 6, "softcap": x.soft_cap, "s_aux": x.sinks}
+    attend: Any = ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME]
     out, _ = attend(nn.Module(), x.query, x.key, x.value, None, **settings, step=step, attention=view)
     assert torch.equal(out, x.run(6))
-    assert torch.equal(left[0], x.key)
-    assert torch.equal(left[1], x.value)
+    assert torch.equal(left[0], x.key.transpose(1, 2))
+    assert torch.equal(left[1], x.value.transpose(1, 2))

@@ -1,24 +1,20 @@
-"""Adapter over transformers' Mamba2 mixers: tree convolution and ancestor-masked scan, state untouched.
+"""Mamba2 mixers of transformers: their weights and projections, for the passes of either device.
 
 One class for all families, whose mixers are copies of each other but for the gated norm and Falcon-H1's multipliers.
-The arithmetic up to the recurrence follows transformers' forward over a whole text, rounding included, and so does the
-limit on time steps, which its one-token form leaves out (docs/decisions/0010).
+The limit on time steps is that of transformers' forward over a whole text, which its one-token form leaves out
+(docs/decisions/0010).
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwood.device.layers import packed
 from draftwood.errors import UnsupportedModelError
-from verify_service.cpu.step_inputs import StepInputs
-from verify_service.cpu.views import RecurrentView
-from verify_service.kernels.reference.mamba2_verify import mamba2_verify
-from verify_service.kernels.reference.tree_conv import tree_conv
 
 MIXERS = frozenset({"NemotronHMamba2Mixer", "GraniteMoeHybridMambaLayer", "FalconH1Mixer", "BambaMixer", "Mamba2Mixer"})
 
@@ -47,8 +43,8 @@ class GatedNorm(nn.Module):
         return x * gate if self.is_norm_first else x
 
 
-class TreeMamba2(nn.Module):
-    """Takes the place of `layer.mamba` or `layer.mixer`; called by transformers' runner layer."""
+class Mamba2(nn.Module):
+    """What takes the place of `layer.mamba` or `layer.mixer`, but for its forward pass."""
 
     conv_weight: Tensor  # [kernel_size, C] float32
     conv_bias: Tensor | None  # [C] float32
@@ -81,35 +77,20 @@ class TreeMamba2(nn.Module):
         self.register_buffer("skip", mixer.D.detach().float()[:, None].clone(), persistent=False)
         self.register_buffer("multipliers", getattr(mixer, "mup_vector", None), persistent=False)
 
-    def forward(
-        self,
-        hidden_states: Tensor,  # [B, N, H]
-        *,
-        step: StepInputs,
-        recurrent: RecurrentView,
-        **_: Any,
-    ) -> Tensor:  # [B, N, H]
-        b, n, _hidden = hidden_states.shape
-        projected = self.in_proj(hidden_states * self.in_multiplier if self.in_multiplier != 1.0 else hidden_states)
+    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gate [..., HV V], the convolution's inputs [..., C] and the time steps [..., HV] of [..., H]."""
+        scaled = hidden_states * self.in_multiplier if self.in_multiplier != 1.0 else hidden_states
+        projected = self.in_proj(scaled)
         if self.multipliers is not None:
             projected = projected * self.multipliers
-        gate, inputs, dt = projected.split(self.in_sizes, -1)
-        window = recurrent.windows.index_select(0, step.state_slots)
-        conv = tree_conv(inputs, window, step.conv_index, self.conv_weight, self.conv_bias)
-        values, keys, queries = conv.split(self.conv_sizes, -1)
-        x = values.reshape(b, n, self.num_heads, self.head_dim)
-        keys = keys.reshape(b, n, self.num_groups, self.state_size)
-        queries = queries.reshape(b, n, self.num_groups, self.state_size)
-        dt = F.softplus(dt + self.dt_bias.to(dt.dtype))
-        if self.limits != (0.0, math.inf):
-            dt = dt.clamp(*self.limits)
-        dt = dt.float()
-        g = self.decay * dt
-        state = recurrent.states.index_select(0, step.state_slots)
-        out = mamba2_verify(queries, keys, x, g, dt, state, step.ancestor_mask, step.ancestor_bias) + self.skip * x
-        recurrent.inputs.copy_(inputs)
-        recurrent.k.copy_(keys)
-        recurrent.v.copy_(x)
-        recurrent.g.copy_(g)
-        recurrent.beta.copy_(dt)
-        return self.out_proj(self.norm(out.reshape(b, n, -1), gate).to(hidden_states.dtype))
+        gate, inputs, steps = projected.split(self.in_sizes, -1)
+        return gate, inputs, steps
+
+    def output(
+        self,
+        y: Tensor,  # [B, N, HV V] float32
+        gate: Tensor,  # [B, N, HV V]
+        dtype: torch.dtype,  # of the activations
+    ) -> Tensor:  # [B, N, H]
+        """What the recurrence gives, through the gated norm and the last projection."""
+        return self.out_proj(self.norm(y, gate).to(dtype))

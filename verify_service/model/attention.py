@@ -1,0 +1,57 @@
+"""How transformers' attention layers come to call ours: a function under a name of its own in their registry."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from verify_service.cache.layer_views import AttentionView
+
+
+class TreeAttention(Protocol):
+    """Attention of tree nodes over the committed prefix and their own ancestors. Leaves keys and values in the view."""
+
+    def __call__(
+        self,
+        query: Tensor,  # [B, HQ, N, D], rotated
+        key: Tensor,  # [B, HKV, N, D], rotated
+        value: Tensor,  # [B, HKV, N, D]
+        view: AttentionView,
+        step: Any,  # what the pass has for all layers
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        soft_cap: float | None,
+        sinks: Tensor | None,  # [HQ]
+    ) -> Tensor:  # [B, N, HQ, D]
+        ...
+
+
+def register_attention(name: str, attend: TreeAttention) -> None:
+    """From now on models whose configuration names it call `attend`, with what the decoder layer was given as `step`
+    and `attention`."""
+
+    def attention_function(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        *,
+        step: Any,
+        attention: AttentionView,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        del module, attention_mask, dropout
+        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+        settings: dict[str, Any] = {"sliding_window": sliding_window, "soft_cap": softcap, "sinks": s_aux}
+        return attend(query, key, value, attention, step, scaling=scale, **settings), None
+
+    AttentionInterface.register(name, attention_function)
