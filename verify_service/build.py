@@ -39,7 +39,7 @@ from verify_service.kernels.reference.kernel_set import PLAIN
 from verify_service.kernels.triton.kernel_set import triton_set
 from verify_service.model.features import FeatureProjector, RowProjection, load_projector
 from verify_service.model.loading import load_target
-from verify_service.step.runner import AnyRunner
+from verify_service.step.runner import AnyRunner, Load
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,13 @@ class Service:
     facts: TargetFacts
     security: Security
     description: str
+
+    def warm_up(self) -> None:
+        """Readies the runner for what the settings allow."""
+        limits, scheduler = self.defaults.limits, self.engine.scheduler
+        largest = limits.max_tree_budget if self.defaults.is_drafted else 0
+        load = Load(scheduler.max_batch, self.defaults.tree_budget, largest, self.engine.prefill_tokens)
+        self.engine.runner.warm_up(load)
 
 
 def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:

@@ -24,7 +24,6 @@ from verify_service.engine.engine import PATIENCE_S
 from verify_service.gpu.memory import too_large
 from verify_service.memory_plan import plan
 from verify_service.telemetry.metrics import Telemetry
-from verify_service.warmup import warm_up
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +104,7 @@ def started(config: VerifyConfig) -> Service:
     would have to hold."""
     try:
         service = build(config)
-        warm_up(service, compile_steps=config.compile)
+        service.warm_up()
     except torch.OutOfMemoryError:
         raise too_large(plan(config)) from None
     return service

@@ -20,7 +20,6 @@ from verify_service.build import Service, build
 from verify_service.gpu.runner import GraphRunner
 from verify_service.kernels.reference.kernel_set import PLAIN
 from verify_service.telemetry.metrics import Telemetry
-from verify_service.warmup import warm_up
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_only_steps_that_may_come_are_prepared(service: Service, tmp_path: Path,
     graphed = build(config_of(tmp_path, max_batch=2, max_tree_budget=15, page_size=64), kernels=PLAIN)
     if is_drafted:
         graphed = replace(graphed, defaults=replace(graphed.defaults, is_drafted=True))
-    warm_up(graphed, compile_steps=False)
+    graphed.warm_up()
     runner = graphed.engine.runner
     assert isinstance(runner, GraphRunner)
     assert {n for kind, _, n in runner._graphs if kind == "step"} == ({1, 8, 16} if is_drafted else {1})

@@ -71,19 +71,19 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         request: verify_pb2.GetLoadRequest,
         context: grpc.aio.ServicerContext[verify_pb2.GetLoadRequest, verify_pb2.GetLoadResponse],
     ) -> verify_pb2.GetLoadResponse:
-        counters, scheduler, client = self.engine.counters, self.engine.scheduler, self.client
+        scheduler, client = self.engine.scheduler, self.client
         return verify_pb2.GetLoadResponse(
-            num_running=counters.num_running,
-            num_queued=counters.num_queued,
-            pages_used=counters.pages_used,
+            num_running=len(scheduler.active),
+            num_queued=len(scheduler.waiting),
+            pages_used=scheduler.pages.num_used,
             pages_total=scheduler.pages.num_pages,
-            slots_used=counters.slots_used,
+            slots_used=scheduler.slots.num_used,
             slots_total=scheduler.slots.num_slots,
             drafter_status=self.drafter_status,
             rejected_trees=client.rejected_trees if client is not None else 0,
             stale_trees=client.stale_trees if client is not None else 0,
             fallback_steps=self.engine.runner.observer.totals.fallback_steps,
-            steps=counters.steps,
+            steps=self.engine.num_steps,
             peak_memory_bytes=peak_memory_bytes(),
         )
 

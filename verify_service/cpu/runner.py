@@ -13,9 +13,10 @@ from verify_service.core.sequence import SequenceState
 from verify_service.cpu.commit import Committer
 from verify_service.cpu.step_inputs import StepInputs, StepRow, build_step_inputs
 from verify_service.cpu.target import PassOutputs, TreeTarget
+from verify_service.cpu.warmup import WarmUp
 from verify_service.model.features import RowProjection
 from verify_service.model.shapes import padded
-from verify_service.step.runner import StepRunner
+from verify_service.step.runner import Load, StepRunner
 from verify_service.step.walk import SequenceTree, Walk
 
 
@@ -35,6 +36,9 @@ class PassRunner(StepRunner[StepInputs, Verified]):
     def __init__(self, target: TreeTarget, committer: Committer, projection: RowProjection | None) -> None:
         super().__init__(target)
         self.target, self.committer, self.projection = target, committer, projection
+
+    def warm_up(self, load: Load) -> None:
+        WarmUp(self.target, self.committer, self.projection).run(load)
 
     def prefill(self, parts: Sequence[tuple[SequenceState, int]]) -> None:
         rows = [_prompt_row(sequence, length) for sequence, length in parts]

@@ -80,6 +80,7 @@ class TreeTarget(TargetModel):
         # One sequence is where the time between operations counts most, and many shapes make long groups slow to
         # compile.
         self.alone, self.several = groups.group_layers(GROUP_SIZE_ALONE), groups.group_layers(1)
+        self.is_compiled = compile_steps
         self.is_warming = False  # while it is, sizes that vary are marked so, and one graph serves them all
         self._arena = self._new_arena(LEAST_ARENA)
         self._buffers: dict[tuple[int, int], _Buffers] = {}

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -33,38 +33,6 @@ PATIENCE_S = 60.0  # a loop whose turn takes longer, which no step with its draf
 RETRY_AFTER_STOP_S = 1.0
 
 
-@dataclass(slots=True)
-class EngineCounters:
-    """Since the start."""
-
-    steps: int = 0
-    num_running: int = 0
-    num_queued: int = 0
-    pages_used: int = 0
-    slots_used: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    sequence: SequenceState
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    sequence_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Drain:
-    """Comes behind everything that was accepted; the event is set once all of it has ended."""
-
-    is_done: threading.Event
-
-
-class _Stop:
-    """Asks the loop to end."""
-
-
 class Engine:
     """Runs until stopped. `submit`, `cancel`, `drain` and `stop` may be called from any thread."""
 
@@ -79,11 +47,11 @@ class Engine:
     ) -> None:
         self.runner, self.scheduler, self.coordinator = runner, scheduler, drafter
         self.prefill_tokens = prefill_tokens
-        self.counters = EngineCounters()
+        self.num_steps = 0  # since the start
         self.clock = clock
         self.last_turn = clock()
         self._quota, self._completion_rate = PrefillBudget(), CompletionRate(clock())
-        self._commands: queue.SimpleQueue[_Submit | _Cancel | _Drain | _Stop] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: stop
         self._next_id = 0
         self._lock = threading.Lock()
         self._retry_after_s: float | None = None  # what new requests are told once the service goes down
@@ -104,7 +72,7 @@ class Engine:
             if self._is_stopping:
                 return False
             self._retry_after_s = max(timeout_s, RETRY_AFTER_STOP_S)
-            self._commands.put(_Drain(is_done))
+            self._commands.put(partial(self._drains.append, is_done))  # behind everything that was accepted
         return self.is_alive and is_done.wait(timeout_s) and self.is_alive
 
     def stop(self) -> None:
@@ -112,7 +80,7 @@ class Engine:
         with self._lock:
             self._retry_after_s = self._retry_after_s or RETRY_AFTER_STOP_S
             self._is_stopping = True
-            self._commands.put(_Stop())
+            self._commands.put(None)
         self._thread.join()
 
     @property
@@ -139,12 +107,13 @@ class Engine:
                 raise _going_down(self._retry_after_s or RETRY_AFTER_STOP_S)
             self._next_id += 1
             deadline = None if timeout_s is None else now + timeout_s
-            self._commands.put(_Submit(SequenceState(self._next_id, request, emit, now, deadline)))
+            sequence = SequenceState(self._next_id, request, emit, now, deadline)
+            self._commands.put(partial(self._submit, sequence))
             return self._next_id
 
     def cancel(self, sequence_id: int) -> None:
         """Ends a request without further events; everything it holds is free before the next step."""
-        self._commands.put(_Cancel(sequence_id))
+        self._commands.put(partial(self._cancel, sequence_id))
 
     @torch.inference_mode()
     def _run(self) -> None:
@@ -156,18 +125,15 @@ class Engine:
                 log.exception("a step failed; its requests end with INTERNAL")
                 self._fail(self.scheduler.active, InternalError("the step failed; see the service's log"))
             self.coordinator.flush()
-            self._count()
         for drained in self._drains:
             drained.set()
         self._fail((*self.scheduler.active, *self.scheduler.waiting), _going_down(RETRY_AFTER_STOP_S))
-        self._count()
 
     def _turn(self) -> None:
         """Deadlines and admissions, and at most one pass over prompts and one step."""
         self._expire()
         for sequence in self.scheduler.admit():
             self.runner.admit(sequence)
-        self._count()  # whoever sees a first token sees its request running
         self._prefill()
         self._step()
 
@@ -212,7 +178,7 @@ class Engine:
         finished = self.runner.step(batch, self.coordinator)
         num_prompts = len(self.scheduler.prefilling())
         self._quota.repay(self.clock() - started, num_prompts=num_prompts, num_answers=len(batch))
-        self.counters.steps += 1
+        self.num_steps += 1
         for sequence, end in finished:
             self._finish(sequence, end)
 
@@ -220,7 +186,6 @@ class Engine:
         """Frees first and says so afterwards: whoever sees the end sees a service that is free again."""
         if end is not None:
             self._end(sequence)
-            self._count()
             sequence.emit(end)
 
     def _end(self, sequence: SequenceState) -> None:
@@ -242,16 +207,9 @@ class Engine:
                 command = self._commands.get(block=self._is_waiting)
             except queue.Empty:
                 return True
-            match command:
-                case _Stop():
-                    return False
-                case _Submit(sequence):
-                    self._submit(sequence)
-                case _Cancel(sequence_id):
-                    self._cancel(sequence_id)
-                case _Drain(is_done):
-                    self._drains.append(is_done)
-            self._count()
+            if command is None:
+                return False
+            command()
 
     def _submit(self, sequence: SequenceState) -> None:
         now = self.clock()
@@ -272,13 +230,7 @@ class Engine:
     def _fail(self, sequences: Iterable[SequenceState], error: DraftwoodError) -> None:
         for sequence in tuple(sequences):
             self._end(sequence)
-            self._count()
             sequence.emit(Failed(error))
-
-    def _count(self) -> None:
-        counters, scheduler = self.counters, self.scheduler
-        counters.num_running, counters.num_queued = len(scheduler.active), len(scheduler.waiting)
-        counters.pages_used, counters.slots_used = scheduler.pages.num_used, scheduler.slots.num_used
 
 
 def _going_down(retry_after_s: float) -> UnavailableError:

@@ -30,7 +30,7 @@ from verify_service.gpu.step_graphs import StepGraphs
 from verify_service.gpu.target import GraphTarget
 from verify_service.kernels.arguments import FINISHES, MAX_STOP_IDS, NO_DRAW
 from verify_service.model.features import FeatureProjector
-from verify_service.step.runner import StepRunner
+from verify_service.step.runner import Load, StepRunner
 from verify_service.step.walk import SequenceTree, Walk
 
 log = logging.getLogger(__name__)
@@ -94,13 +94,15 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
         return graphs
 
     @torch.inference_mode()
-    def warm_up(self, *, has_trees: bool) -> None:
-        """Runs every graph over spare rows, so that no request pays for compilation and capture; those of trees only
-        where trees may come."""
+    def warm_up(self, load: Load) -> None:
+        """Runs every graph over spare rows; those of trees only where trees may come."""
         batches = [1 << i for i in range(bucket(self.max_batch).bit_length())]
         started = time.perf_counter()
         shapes = [
-            (b, n) for b in reversed(batches) for n in reversed(NODES) if n <= (self.max_nodes if has_trees else 1)
+            (b, n)
+            for b in reversed(batches)
+            for n in reversed(NODES)
+            if n <= (self.max_nodes if load.max_tree_budget else 1)
         ]
         for number, (b, n) in enumerate(shapes, start=1):
             log.info("preparing step %d of %d: %d rows of %d nodes", number, len(shapes), b, n)

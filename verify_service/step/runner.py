@@ -10,6 +10,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -33,6 +34,16 @@ log = logging.getLogger(__name__)
 
 Inputs = TypeVar("Inputs")
 Verified = TypeVar("Verified")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a runner has to be ready for."""
+
+    max_batch: int
+    tree_budget: int  # of usual trees
+    max_tree_budget: int  # 0 where nothing will ever be drafted
+    prefill_tokens: int  # of one pass over prompts
 
 
 class StepRunner(ABC, Generic[Inputs, Verified]):
@@ -102,6 +113,10 @@ class StepRunner(ABC, Generic[Inputs, Verified]):
     @abstractmethod
     def prefill(self, parts: Sequence[tuple[SequenceState, int]]) -> None:
         """Brings the next tokens of some prompts into the caches in one pass, so many of each."""
+
+    @abstractmethod
+    def warm_up(self, load: Load) -> None:
+        """Runs what a first request would have to wait for: compilers, captures, memory. May be another thread's."""
 
     def admit(self, sequence: SequenceState) -> None:
         """Prepares the slots of a new sequence."""

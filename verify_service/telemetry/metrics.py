@@ -96,17 +96,17 @@ class Telemetry:
             self._transport(times.transport)
 
     def _read_load(self) -> None:
-        read, counters, scheduler = self.instruments.read, self._engine.counters, self._engine.scheduler
-        read(metrics.RUNNING, lambda: counters.num_running)
-        read(metrics.QUEUED, lambda: counters.num_queued)
+        read, scheduler = self.instruments.read, self._engine.scheduler
+        read(metrics.RUNNING, lambda: len(scheduler.active))
+        read(metrics.QUEUED, lambda: len(scheduler.waiting))
         read(metrics.QUEUE_LIMIT, lambda: scheduler.max_queue)
         read(metrics.BATCH_LIMIT, lambda: scheduler.max_batch)
-        read(metrics.PAGES_USED, lambda: counters.pages_used)
+        read(metrics.PAGES_USED, lambda: scheduler.pages.num_used)
         read(metrics.PAGES, lambda: scheduler.pages.num_pages)
-        read(metrics.SLOTS_USED, lambda: counters.slots_used)
+        read(metrics.SLOTS_USED, lambda: scheduler.slots.num_used)
         read(metrics.SLOTS, lambda: scheduler.slots.num_slots)
         read(metrics.LOOP_TURNING, lambda: float(self._engine.is_turning(PATIENCE_S)))
-        read(metrics.STEPS, lambda: counters.steps)
+        read(metrics.STEPS, lambda: self._engine.num_steps)
 
     def _read_totals(self, totals: StepTotals) -> None:
         read = self.instruments.read

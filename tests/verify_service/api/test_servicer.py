@@ -580,5 +580,5 @@ async def test_service_that_goes_down_says_so(tmp_path: Path) -> None:
             error = from_rpc_error(status)
             assert isinstance(error, UnavailableError)
             assert error.retry_after_s is not None
-        assert service.engine.counters.pages_used == service.engine.counters.slots_used == 0
+        assert service.engine.scheduler.pages.num_used == service.engine.scheduler.slots.num_used == 0
     await server.stop(0)

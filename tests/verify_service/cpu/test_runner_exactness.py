@@ -122,7 +122,7 @@ def check_greedy(case: Case, requests: list[Request], outs: list[Answer], mode: 
         assert [entry.log_prob for entry in out.log_probs] == pytest.approx(wanted, abs=2e-3), mode
         if int(mode.split()[1]) >= 15:
             assert out.stats.num_accepted_tokens > 5, mode
-    assert case.engine.counters.pages_used == case.engine.counters.slots_used == 0
+    assert case.engine.scheduler.pages.num_used == case.engine.scheduler.slots.num_used == 0
 
 
 def test_greedy_equals_transformers_together(case: Case) -> None:

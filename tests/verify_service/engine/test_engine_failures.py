@@ -60,9 +60,9 @@ def request(request_id: str, algorithm: str = "none") -> Request:
 
 def check_all_is_free(engine: Engine) -> None:
     scheduler = engine.scheduler
-    until(lambda: engine.counters.num_running == engine.counters.num_queued == 0)
+    until(lambda: len(engine.scheduler.active) == len(engine.scheduler.waiting) == 0)
     assert (scheduler.pages.num_used, scheduler.slots.num_used) == (0, 0)
-    assert (engine.counters.pages_used, engine.counters.slots_used) == (0, 0)
+    assert (engine.scheduler.pages.num_used, engine.scheduler.slots.num_used) == (0, 0)
 
 
 def test_a_step_that_fails_spares_the_requests_that_wait(engine: Engine) -> None:

@@ -12,7 +12,7 @@ from draftwood.device import device
 from draftwood.errors import ConfigError
 from tests.verify_service.models import save_tiny
 from verify_service import server as service
-from verify_service.build import build
+from verify_service.build import Service, build
 from verify_service.gpu.memory import step_size
 from verify_service.gpu.runner import GraphRunner
 from verify_service.kernels.reference.kernel_set import PLAIN
@@ -24,7 +24,7 @@ def test_out_of_memory_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def fails(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(service, "warm_up", fails)
+    monkeypatch.setattr(Service, "warm_up", fails)
     with pytest.raises(
         ConfigError, match=r"\(weights .* GiB, KV pages .*\); lower --max-batch, --max-context"
     ) as error:

@@ -12,7 +12,6 @@ from draftwood.tree import DraftTree
 from tests.system.scraping import Samples, parse, value
 from verify_service.core.request import StageTimes
 from verify_service.draft.coordinator import DraftCoordinator
-from verify_service.engine.engine import EngineCounters
 from verify_service.step.acceptance_alarm import WINDOW_STEPS
 from verify_service.step.step_stats import SequenceStep, StepObserver
 from verify_service.telemetry.metrics import MeasuredRequest, Telemetry
@@ -32,10 +31,15 @@ def service() -> Any:
         status="ready", mismatch=None, link=object(), stale_by_cause={"late": 2, "mismatched": 1}, rejected_trees=0
     )
     scheduler = SimpleNamespace(
-        max_queue=4, max_batch=2, pages=SimpleNamespace(num_pages=9), slots=SimpleNamespace(num_slots=2)
+        max_queue=4,
+        max_batch=2,
+        active=[],
+        waiting=[],
+        pages=SimpleNamespace(num_pages=9, num_used=0),
+        slots=SimpleNamespace(num_slots=2, num_used=0),
     )
     engine = SimpleNamespace(
-        counters=EngineCounters(),
+        num_steps=0,
         scheduler=scheduler,
         runner=SimpleNamespace(observer=StepObserver()),
         coordinator=DraftCoordinator(None, SimpleNamespace(), timeout_s=1.0),  # pyright: ignore[reportArgumentType]

@@ -13,8 +13,8 @@ from tests.verify_service.bench import config_of
 from tests.verify_service.models import save_tiny
 from verify_service.build import build
 from verify_service.core.sequence import PREFILL_CHUNK
+from verify_service.cpu.warmup import WARM_ROWS, shapes_by_rows
 from verify_service.model.shapes import padded
-from verify_service.warmup import WARM_ROWS, shapes_by_rows, warm_up
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 8])
@@ -41,7 +41,7 @@ def test_products_of_every_number_of_rows_are_made(tmp_path: Path, monkeypatch: 
         return forward(self, x)
 
     monkeypatch.setattr(PackedLinear, "forward", spy)
-    warm_up(service, compile_steps=False)
+    service.warm_up()
     kinds = {sizes for sizes, _ in made}
     assert len(kinds) > 3
     assert {(sizes, rows) for sizes in kinds for rows in shapes_by_rows(3, WARM_ROWS)} <= made
