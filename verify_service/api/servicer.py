@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from draftwood import __version__
-from draftwood.device.device import peak_memory_bytes
+from draftwood.memory import peak_memory_bytes
 from draftwood.rpc.conventions import errors_to_status
 from draftwood.rpc.wire import ALGORITHM_TO_WIRE
 from draftwood.v1 import verify_pb2, verify_pb2_grpc

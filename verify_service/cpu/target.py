@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwood.device.compilation import mark_varying
 from draftwood.device.compiled_call_cache import CompiledCallCache
-from draftwood.device.device import mark_varying
 from draftwood.device.graphs import bucket
 from draftwood.device.layers import packed
 from verify_service.cache.pools import Pools

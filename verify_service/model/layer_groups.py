@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftwood.device.device import compiled
+from draftwood.device.compilation import compiled
 from verify_service.cpu.step_inputs import StepInputs
 from verify_service.model.rope import Rope
 
