@@ -1,4 +1,4 @@
-"""What is refused and how that is worded: values as JSON, shortened; ranges; fields that are known but not served."""
+"""What is refused and how that is worded: values as JSON, shortened; counts; fields that are known but not served."""
 
 from __future__ import annotations
 
@@ -28,14 +28,6 @@ def show(value: Any) -> str:
         if len(text) > MAX_SHOWN:
             return text[:MAX_SHOWN] + "…"
     return text
-
-
-def check_range(name: str, value: int | None, low: int, high: int | None) -> None:
-    """Raises InvalidRequestError unless the value is absent or in range."""
-    if value is None or (low <= value and (high is None or value <= high)):
-        return
-    limits = f"at least {low}" if high is None else f"in [{low}, {high}]"
-    raise InvalidRequestError(f"{name} is {show(value)}, not {limits}", field=name)
 
 
 def check_count(name: str, entries: Any, limit: int) -> None:

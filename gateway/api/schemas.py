@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from draftwood.errors import InvalidRequestError
-from gateway.api.refusal import MAX_SHOWN, check_count, check_range, neutral, refuse, show, warn_of_unknown
+from draftwood.ranges import check_range
+from gateway.api.refusal import MAX_SHOWN, check_count, neutral, refuse, show, warn_of_unknown
 
 MAX_STOP_STRINGS = 16
 MAX_CHOICES_PER_PROMPT = 8
@@ -127,8 +128,8 @@ class GenerationRequest(Schema):
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_range("n", self.n, 1, MAX_CHOICES_PER_PROMPT)
-        check_range("max_tokens", self.max_tokens, 1, None)
-        check_range("min_tokens", self.min_tokens, 0, None)
+        check_range("max_tokens", self.max_tokens, 1)
+        check_range("min_tokens", self.min_tokens, 0)
         check_range("seed", self.seed, -(2**63), 2**64 - 1)
         if "" in (self.stop or ()):
             raise InvalidRequestError(f"stop is {show(self.stop)}; a stop string cannot be empty", field="stop")
@@ -183,7 +184,7 @@ class ChatRequest(GenerationRequest):
     def _check_chat(self) -> Self:
         if not self.messages:
             raise InvalidRequestError("messages is []; at least one is needed", field="messages")
-        check_range("max_completion_tokens", self.max_completion_tokens, 1, None)
+        check_range("max_completion_tokens", self.max_completion_tokens, 1)
         both = self.max_tokens, self.max_completion_tokens
         if None not in both and both[0] != both[1]:
             raise InvalidRequestError(

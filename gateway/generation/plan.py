@@ -6,9 +6,10 @@ import secrets
 from dataclasses import dataclass
 
 from draftwood.errors import InvalidRequestError
+from draftwood.ranges import check_range
 from draftwood.sampling import SamplingParams, derived_seed
 from draftwood.tree import MAX_WIDTH
-from gateway.api.refusal import check_count, check_range, show
+from gateway.api.refusal import check_count, show
 from gateway.api.schemas import ChatRequest, CompletionRequest
 from gateway.generation.answer import Limits
 from gateway.generation.verify_client import GenerateOptions, Target
