@@ -16,7 +16,8 @@ from draftwood.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.api.codec import finished_to_wire, request_from_wire, started_to_wire, tokens_to_wire
 from verify_service.api.defaults import Defaults
 from verify_service.api.request_hooks import RequestHooks
-from verify_service.core.request import Event, Failed, Finished, Request, Started, Tokens, check_request
+from verify_service.core.events import Event, Failed, Finished, Started, Tokens
+from verify_service.core.request import Request, check_request
 from verify_service.draft.client import DraftClient
 from verify_service.engine.engine import Engine
 

@@ -20,8 +20,9 @@ from draftwood.noise import NoiseCache
 from draftwood.tree import DraftTree
 from verify_service.cache.pools import Pools, reset_slot
 from verify_service.core.accept import Accepted, Finish, accept
-from verify_service.core.request import Failed, Finished, StageTimes, Started, TokenLogProbs, Tokens, Trace
+from verify_service.core.events import Failed, Finished, Started, TokenLogProbs, Tokens, Trace
 from verify_service.core.sequence import PREFILL_CHUNK, SequenceState
+from verify_service.core.stats import StageTimes
 from verify_service.core.target_spec import TargetSpec
 from verify_service.draft.coordinator import DraftCoordinator, Drafts
 from verify_service.step.sampler import NodeSampler, check_finite, log_probs_of, logits_row
