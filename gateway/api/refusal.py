@@ -15,7 +15,6 @@ MAX_WARNED = 256  # distinct unknown fields that are warned of; names come from 
 log = logging.getLogger(__name__)
 
 _encoder = json.JSONEncoder(ensure_ascii=False, default=repr)
-_warned: set[str] = set()
 
 
 def show(value: Any) -> str:
@@ -57,11 +56,17 @@ def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
     return any(value == entry and isinstance(value, bool) == isinstance(entry, bool) for entry in values)
 
 
-def warn_of_unknown(names: Iterable[str]) -> None:
-    """One line in the log for each name, the first time that it comes: it may be a typing error."""
-    for name in map(show, names):
-        if len(_warned) >= MAX_WARNED:
-            return
-        if name not in _warned:
-            _warned.add(name)
-            log.warning("the request field %s is not known and is ignored", name)
+class UnknownFields:
+    """Remembers which unknown fields requests had, to warn of each once: it may be a typing error."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def warn(self, names: Iterable[str]) -> None:
+        """One line in the log for each name that has not come before."""
+        for name in map(show, names):
+            if len(self._names) >= MAX_WARNED:
+                return
+            if name not in self._names:
+                self._names.add(name)
+                log.warning("the request field %s is not known and is ignored", name)

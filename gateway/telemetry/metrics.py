@@ -12,10 +12,10 @@ from draftwood.config import GatewayConfig
 from draftwood.errors import DraftwoodError
 from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
-from gateway.api.stats import Outcome
-from gateway.generation.generation import Watch
+from gateway.api.error_object import CLIENT_CLOSED_REQUEST
+from gateway.generation.hooks import GenerationHooks
+from gateway.generation.outcome import Outcome
 from gateway.generation.plan import Plan
-from gateway.http.sse import CLIENT_CLOSED_REQUEST
 
 if TYPE_CHECKING:
     from draftwood.telemetry.tracing import Tracing
@@ -76,7 +76,7 @@ class Telemetry:
             self.tracing.close()
 
 
-class Exchange(Watch):
+class Exchange(GenerationHooks):
     """One request and its response."""
 
     def __init__(self, telemetry: Telemetry, scope: Scope) -> None:
@@ -162,7 +162,7 @@ class TelemetryMiddleware:
             await self._app(scope, receive, send)
             return
         exchange = Exchange(self._telemetry, scope)
-        scope.setdefault("state", {})["watch"] = exchange
+        scope.setdefault("state", {})["hooks"] = exchange
         is_fault = True
 
         async def watched_receive() -> Message:

@@ -7,7 +7,7 @@ from opentelemetry.trace import StatusCode
 
 from draftwood.errors import DraftwoodError
 from draftwood.telemetry.tracing import Tracing, traceparent_of
-from gateway.api.stats import Outcome
+from gateway.generation.outcome import Outcome
 from gateway.generation.plan import Plan
 
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}

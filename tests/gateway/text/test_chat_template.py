@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from draftwood import checkpoint
 from draftwood.config import GatewayConfig
 from draftwood.errors import InvalidRequestError
+from gateway.api.prompt import encode_chat
 from gateway.api.schemas import ChatRequest, parse
+from gateway.api.served_model import ServedModel
 from gateway.text.chat_template import ChatTemplate, read_source
-from gateway.text.prompt import encode_chat
-from gateway.text.served_model import ServedModel
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.text.test_detokenizer import PIECES
 

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draftwood.config import GatewayConfig
+from gateway.api.served_model import ServedModel
 from gateway.generation.answer import Answer, Limits
 from gateway.text.detokenizer import ByteDetokenizer, WindowDetokenizer, new_detokenizer
-from gateway.text.served_model import ServedModel
 from gateway.text.tokenizer import Tokenizer
 
 SPROUT = ServedModel.load(GatewayConfig()).tokenizer
