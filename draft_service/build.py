@@ -31,7 +31,7 @@ from draft_service.model.tensors import (
 from draft_service.telemetry import UNWATCHED, Telemetry
 from draftwood.checkpoint import model_id, projection_checksum, resolve, tokenizer_directory, tokenizer_hash
 from draftwood.config import DraftConfig
-from draftwood.device.device import has_triton, pick_device, pick_dtype, use_threads
+from draftwood.device.placement import has_triton, pick_device, pick_dtype, use_threads
 from draftwood.errors import ConfigError
 from draftwood.security.security import OPEN, Security
 from draftwood.v1 import draft_pb2, draft_pb2_grpc

@@ -18,7 +18,7 @@ from draft_service.model.config import DrafterConfig, read_drafter_config
 from draft_service.model.tensors import PROJECTION, expected_shapes
 from draftwood.checkpoint import resolve
 from draftwood.config import DraftConfig
-from draftwood.device.device import pick_device, pick_dtype
+from draftwood.device.placement import pick_device, pick_dtype
 from draftwood.memory import print_plan, resident_memory_bytes
 
 

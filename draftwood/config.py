@@ -1,7 +1,7 @@
 """Configuration: one frozen dataclass a service, validated on construction, and the flags generated from its fields.
 
-Every field carries its help text. Values that depend on the machine or the model stay 0 or "auto" here and are resolved
-by the service that reads them, into values of its own; a config is never changed.
+Every field carries its help text and its limits. Values that depend on the machine or the model stay 0 or "auto" here
+and are resolved by the service that reads them, into values of its own; a config is never changed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Self, get_args, get_type_hints
 
 from draftwood.address import check_address
 from draftwood.errors import ConfigError
+from draftwood.ranges import check_range
 from draftwood.tree import MAX_TREE_BUDGET, MAX_WIDTH
 
 ALGORITHMS = ("none", "dflash", "ddtree")
@@ -25,14 +26,18 @@ RANDOM_HELP = (
     "Whether the models' weights are drawn at random, for which their config.json is enough: to measure a shape before "
     "downloading it. Without a tokenizer.json the embedded model's stands in."
 )
+PORTS = (0, 65_535)
 DRAIN_HELP = (
     "At a stop, how long requests that were accepted may go on; new ones are refused with a retry time meanwhile."
 )
 
 
-def setting(default: Any, help_text: str, choices: tuple[str, ...] | None = None) -> Any:
-    """A dataclass field with its help text and, for strings, the values it takes."""
-    return field(default=default, metadata={"help": help_text, "choices": choices})
+def setting(
+    default: Any, help_text: str, choices: tuple[str, ...] | None = None, *, limits: tuple[float, float] | None = None
+) -> Any:
+    """A dataclass field with its help text and the values it takes: of strings those of `choices`, of numbers those
+    from the first of `limits` to the second."""
+    return field(default=default, metadata={"help": help_text, "choices": choices, "limits": limits})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +46,11 @@ class Config:
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
-            choices, value = spec.metadata.get("choices"), getattr(self, spec.name)
+            value, choices, limits = getattr(self, spec.name), spec.metadata["choices"], spec.metadata["limits"]
             if choices is not None and value not in choices:
                 raise ConfigError(f"{flag(spec.name)} is {value!r}, not one of {', '.join(choices)}", field=spec.name)
-
-    def check_range(self, name: str, low: float, high: float) -> None:
-        """Raises ConfigError unless the field's value is in [low, high]."""
-        value = getattr(self, name)
-        if not low <= value <= high:
-            raise ConfigError(f"{flag(name)} is {value}, not in [{low}, {high}]", field=name)
+            if limits is not None:
+                check_range(flag(spec.name), value, *limits, field=spec.name, error=ConfigError)
 
     @classmethod
     def from_args(cls, args: Sequence[str], prog: str) -> Self:
@@ -127,7 +128,9 @@ class ServiceConfig(PeerConfig):
     """What the three services have in common."""
 
     host: str = setting("127.0.0.1", "Address to listen on.")
-    metrics_port: int = setting(0, "Port of the Prometheus endpoint, /metrics on the same address; 0 opens none.")
+    metrics_port: int = setting(
+        0, "Port of the Prometheus endpoint, /metrics on the same address; 0 opens none.", limits=PORTS
+    )
     otlp_endpoint: str = setting(
         "", "OpenTelemetry collector that traces go to, as http://HOST:4317 (OTLP over gRPC); empty sends none."
     )
@@ -135,13 +138,13 @@ class ServiceConfig(PeerConfig):
         "", "File that finished spans are appended to, one JSON object a line; empty writes none."
     )
     trace_ratio: float = setting(
-        1.0, "Part of the requests that is traced, from 0 to 1, where the caller's traceparent does not decide."
+        1.0,
+        "Part of the requests that is traced, from 0 to 1, where the caller's traceparent does not decide.",
+        limits=(0.0, 1.0),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_range("metrics_port", 0, 65535)
-        self.check_range("trace_ratio", 0.0, 1.0)
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--otlp-endpoint is {self.otlp_endpoint!r}, not an http:// or https:// address", field="otlp_endpoint"
@@ -167,15 +170,18 @@ class ModelConfig(ServiceConfig):
         DTYPES,
     )
     device: str = setting("auto", "Where the model runs.", DEVICES)
-    threads: int = setting(0, "CPU threads of this process; 0 picks them.")
-    max_batch: int = setting(8, "Sequences decoded together at most.")
+    threads: int = setting(0, "CPU threads of this process; 0 picks them.", limits=(0, 1024))
+    max_batch: int = setting(8, "Sequences decoded together at most.", limits=(1, 1024))
     max_context: int = setting(
         0,
         "Longest sequence in tokens, prompt and answer together; 0 takes the model's own, at most 8192.",
+        limits=(0, 1 << 20),
     )
-    page_size: int = setting(64, "Tokens a KV page; a GPU is fastest with multiples of 64.")
+    page_size: int = setting(64, "Tokens a KV page; a GPU is fastest with multiples of 64.", limits=(1, 1024))
     compile: bool = setting(True, "Whether steps are compiled; the first start takes longer, later ones use the cache.")
-    draft_window: int = setting(0, "Tokens of context that the drafter sees; 0 takes what its checkpoint says.")
+    draft_window: int = setting(
+        0, "Tokens of context that the drafter sees; 0 takes what its checkpoint says.", limits=(0, 1 << 20)
+    )
     tls_client_auth: bool = setting(False, "Whether callers must show a certificate that --tls-ca trusts.")
 
     def __post_init__(self) -> None:
@@ -183,31 +189,23 @@ class ModelConfig(ServiceConfig):
         for name in ("tls_cert", "tls_ca") if self.tls_client_auth else ():
             if not getattr(self, name):
                 raise ConfigError(f"--tls-client-auth needs {flag(name)}", field=name)
-        self.check_range("threads", 0, 1024)
-        self.check_range("max_batch", 1, 1024)
-        self.check_range("max_context", 0, 1 << 20)
-        self.check_range("page_size", 1, 1024)
-        self.check_range("draft_window", 0, 1 << 20)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig(ModelConfig):
     """Draft service: runs the draft model and streams candidate token trees to a verify service."""
 
-    port: int = setting(50061, "Port to listen on; 0 picks a free one.")
-    block_size: int = setting(0, "Positions of a draft block, the root included; 0 takes the checkpoint's.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_range("port", 0, 65535)
-        self.check_range("block_size", 0, 256)
+    port: int = setting(50061, "Port to listen on; 0 picks a free one.", limits=PORTS)
+    block_size: int = setting(
+        0, "Positions of a draft block, the root included; 0 takes the checkpoint's.", limits=(0, 256)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyConfig(ModelConfig):
     """Verify service: holds the target model, checks draft trees, commits accepted tokens."""
 
-    port: int = setting(50051, "Port to listen on; 0 picks a free one.")
+    port: int = setting(50051, "Port to listen on; 0 picks a free one.", limits=PORTS)
     drafter: str = setting("127.0.0.1:50061", "Address of the draft service; 'none' serves without drafts.")
     algorithm: str = setting(
         "ddtree",
@@ -219,8 +217,8 @@ class VerifyConfig(ModelConfig):
         0,
         "Nodes of a tree without the root; 0 picks the device's usual: 7 on a CPU, 31 on a GPU.",
     )
-    max_tree_budget: int = setting(63, "Largest tree budget that a request may ask for.")
-    tree_width_cap: int = setting(16, "Candidates a depth of the tree at most.")
+    max_tree_budget: int = setting(63, "Largest tree budget that a request may ask for.", limits=(1, MAX_TREE_BUDGET))
+    tree_width_cap: int = setting(16, "Candidates a depth of the tree at most.", limits=(1, MAX_WIDTH))
     tree_spine: bool = setting(False, "Whether the whole likeliest chain goes into a tree first.")
     shadow_linear: bool = setting(
         False,
@@ -232,33 +230,31 @@ class VerifyConfig(ModelConfig):
         False,
         "Serve recurrent layers that have no tree adapter, wrongly once a draft is rejected.",
     )
-    max_queue: int = setting(64, "Requests that may wait; more are refused with a retry time.")
+    max_queue: int = setting(64, "Requests that may wait; more are refused with a retry time.", limits=(0, 1 << 20))
     cache_tokens: int = setting(
         0,
         "Tokens that the KV pages hold for all sequences together; 0 takes max_batch times the longest sequence. With "
         "fewer, requests wait for pages, too.",
+        limits=(0, 1 << 31),
     )
     prefill_tokens: int = setting(
         256,
         "Prompt tokens in one pass at most, over several prompts. Beside answers that are being decoded a pass has at "
         "most 64, and the passes together take two fifths of the steps' time.",
+        limits=(1, 1 << 20),
     )
-    draft_timeout_ms: int = setting(1000, "How long a step waits for the drafter before it goes on without a draft.")
-    drain_timeout_s: float = setting(10.0, DRAIN_HELP)
+    draft_timeout_ms: int = setting(
+        1000,
+        "How long a step waits for the drafter before it goes on without a draft.",
+        limits=(1, MAX_DRAFT_TIMEOUT_MS),
+    )
+    drain_timeout_s: float = setting(10.0, DRAIN_HELP, limits=(0, 86_400))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_range("port", 0, 65535)
         if self.drafter != "none":
             check_address("drafter", self.drafter)
-        self.check_range("max_tree_budget", 1, MAX_TREE_BUDGET)
-        self.check_range("tree_budget", 0, self.max_tree_budget)
-        self.check_range("tree_width_cap", 1, MAX_WIDTH)
-        self.check_range("max_queue", 0, 1 << 20)
-        self.check_range("prefill_tokens", 1, 1 << 20)
-        self.check_range("draft_timeout_ms", 1, MAX_DRAFT_TIMEOUT_MS)
-        self.check_range("cache_tokens", 0, 1 << 31)
-        self.check_range("drain_timeout_s", 0, 86_400)
+        check_range("--tree-budget", self.tree_budget, 0, self.max_tree_budget, field="tree_budget", error=ConfigError)
         if 0 < self.cache_tokens < self.max_context:
             raise ConfigError(
                 f"--cache-tokens is {self.cache_tokens}, less than the {self.max_context} of --max-context: "
@@ -271,7 +267,7 @@ class VerifyConfig(ModelConfig):
 class GatewayConfig(ServiceConfig):
     """Gateway: OpenAI-compatible REST in front of a verify service."""
 
-    port: int = setting(8000, "Port to listen on; 0 picks a free one.")
+    port: int = setting(8000, "Port to listen on; 0 picks a free one.", limits=PORTS)
     verify: str = setting("127.0.0.1:50051", "Address of the verify service.")
     target: str = setting(
         EMBEDDED,
@@ -279,22 +275,21 @@ class GatewayConfig(ServiceConfig):
     )
     random_weights: bool = setting(False, RANDOM_HELP)
     served_model_name: str = setting("", "Name in /v1/models and in requests; empty takes the target's own.")
-    max_body_bytes: int = setting(16 << 20, "Largest request body.")
-    request_timeout_s: float = setting(600.0, "Longest time for one request.")
+    max_body_bytes: int = setting(16 << 20, "Largest request body.", limits=(1024, 1 << 30))
+    request_timeout_s: float = setting(600.0, "Longest time for one request.", limits=(0.1, 86_400))
     https_cert: str = setting("", "File with the certificate that the API shows; turns HTTPS on.")
     https_key: str = setting("", "File with its private key.")
     api_key_file: str = setting("", "File with API keys, one a line; requests must carry one of them.")
     drain_timeout_s: float = setting(
-        10.0, "At a stop, how long answers that are under way may go on; new connections are refused meanwhile."
+        10.0,
+        "At a stop, how long answers that are under way may go on; new connections are refused meanwhile.",
+        limits=(0, 86_400),
     )
-    keepalive_s: float = setting(15.0, "Seconds of silence after which a stream gets a comment line; 0 sends none.")
+    keepalive_s: float = setting(
+        15.0, "Seconds of silence after which a stream gets a comment line; 0 sends none.", limits=(0, 3600)
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_address("verify", self.verify)
         self.check_pair("https_cert", "https_key")
-        self.check_range("port", 0, 65535)
-        self.check_range("max_body_bytes", 1024, 1 << 30)
-        self.check_range("request_timeout_s", 0.1, 86_400)
-        self.check_range("keepalive_s", 0, 3600)
-        self.check_range("drain_timeout_s", 0, 86_400)

@@ -22,6 +22,11 @@ def resident_memory_bytes() -> int:
     return pages * resource.getpagesize()
 
 
+def peak_memory_bytes() -> int:
+    """Peak resident memory of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def physical_memory_bytes() -> int:
     """What this machine, or the control group that the process is in, has in all."""
     total = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()

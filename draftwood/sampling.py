@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.errors import InvalidRequestError
 from draftwood.noise import NoiseCache
+from draftwood.ranges import check_range
 
 # Below it the noise is finer than what float32 tells apart between logits, and dividing by it overflows.
 _LEAST_TEMPERATURE = 1e-5
@@ -40,16 +40,16 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0.0, 100.0)
-        _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check("top_k", self.top_k, 0, 2**31 - 1)
-        _check("min_p", self.min_p, 0.0, 1.0)
-        _check("seed", self.seed, 0, 2**64 - 1)
-        _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        check_range("temperature", self.temperature, 0.0, 100.0)
+        check_range("top_p", self.top_p, 0.0, 1.0, is_low_open=True)
+        check_range("top_k", self.top_k, 0, 2**31 - 1)
+        check_range("min_p", self.min_p, 0.0, 1.0)
+        check_range("seed", self.seed, 0, 2**64 - 1)
+        check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         for bias in self.logit_bias.values():
-            _check("logit_bias", bias, -100.0, 100.0)
+            check_range("logit_bias", bias, -100.0, 100.0)
 
     @property
     def is_greedy(self) -> bool:
@@ -60,12 +60,6 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether the draw depends on the tokens before it other than through the target."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
-
-
-def _check(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    if not (low < value if open_low else low <= value) or not value <= high or math.isnan(value):
-        bracket = "(" if open_low else "["
-        raise InvalidRequestError(f"{name} is {value}, not in {bracket}{low}, {high}]", field=name)
 
 
 @dataclass(frozen=True, slots=True)

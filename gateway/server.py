@@ -9,8 +9,8 @@ import uvloop
 from draftwood.config import GatewayConfig
 from draftwood.errors import DraftwoodError
 from draftwood.garbage import freeze_startup
+from gateway.api.served_model import ServedModel
 from gateway.http.http_server import Server
-from gateway.text.served_model import ServedModel
 
 
 def main(args: list[str]) -> int:

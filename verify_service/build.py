@@ -13,8 +13,8 @@ import torch
 
 from draftwood.checkpoint import model_id, resolve, tokenizer_directory, tokenizer_hash
 from draftwood.config import VerifyConfig
-from draftwood.device.device import has_triton, pick_device, pick_dtype, use_threads
 from draftwood.device.graphs import Graphs
+from draftwood.device.placement import has_triton, pick_device, pick_dtype, use_threads
 from draftwood.errors import ConfigError
 from draftwood.memory import physical_memory_bytes
 from draftwood.security.security import Security

@@ -15,7 +15,7 @@ import transformers
 
 from draftwood.checkpoint import read_config, resolve
 from draftwood.config import VerifyConfig
-from draftwood.device.device import pick_device, pick_dtype
+from draftwood.device.placement import pick_device, pick_dtype
 from draftwood.errors import UnsupportedModelError
 from draftwood.memory import print_plan, resident_memory_bytes
 from verify_service.build import META, cache_pools, cache_sizes, longest_context

@@ -19,7 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
-from draftwood.device.device import multiplies_bfloat16, peak_memory_bytes, use_threads
+from draftwood.device.placement import multiplies_bfloat16, use_threads
+from draftwood.memory import peak_memory_bytes
 
 
 class _Clock(BaseStreamer):

@@ -13,6 +13,7 @@ from draft_service.draft.candidates import Candidates, TreeOptions
 from draft_service.draft.drafter import ContextRows, Drafted, Refusal, RefusalReason, SequenceStep
 from draft_service.model.config import DrafterConfig
 from draftwood.errors import InvalidRequestError, UnsupportedModelError
+from draftwood.ranges import check_range
 from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, int32_from_bytes, sampling_from_wire, tree_to_wire
 from draftwood.sampling import SamplingParams
 from draftwood.tree import MAX_TREE_BUDGET, MAX_WIDTH
@@ -74,22 +75,17 @@ def tree_options_from_wire(message: tree_pb2.TreeOptions) -> TreeOptions:
         )
     if algorithm is None or algorithm == "none":
         raise InvalidRequestError(f"algorithm is {algorithm}, which drafts nothing", field="tree.algorithm")
-    _check("tree.tree_budget", message.tree_budget, 1, MAX_TREE_BUDGET)
-    _check("tree.width_cap", message.width_cap, 1, MAX_WIDTH)
-    _check("tree.num_candidates", message.num_candidates, 0, MAX_WIDTH)
+    check_range("tree.tree_budget", message.tree_budget, 1, MAX_TREE_BUDGET)
+    check_range("tree.width_cap", message.width_cap, 1, MAX_WIDTH)
+    check_range("tree.num_candidates", message.num_candidates, 0, MAX_WIDTH)
     return TreeOptions(algorithm, message.tree_budget, message.width_cap, message.spine, message.num_candidates)
-
-
-def _check(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise InvalidRequestError(f"{name} is {value}, not in [{low}, {high}]", field=name)
 
 
 def step_from_wire(message: draft_pb2.DraftSequence, config: DrafterConfig) -> SequenceStep | Refusal:
     """One sequence's part of a message; what is wrong with it refuses this sequence only."""
     try:
         check_epoch(message.epoch)
-        _check("root_token_id", message.root_token_id, 0, config.vocab_size - 1)
+        check_range("root_token_id", message.root_token_id, 0, config.vocab_size - 1)
         sampling: SamplingParams = sampling_from_wire(message.sampling, seed=0, vocab_size=config.vocab_size)
         return SequenceStep(
             sequence_id=message.sequence_id,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from draft_service.cpu.block import BlockInputs
 from draft_service.model.draft_model import DraftModel
+from draftwood.device.compilation import compiled, mark_varying
 from draftwood.device.compiled_call_cache import CompiledCallCache
-from draftwood.device.device import compiled, mark_varying
 
 
 class BlockPass:

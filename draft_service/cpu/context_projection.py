@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from draft_service.model.draft_model import DraftModel
+from draftwood.device.compilation import compiled, mark_varying
 from draftwood.device.compiled_call_cache import CompiledCallCache
-from draftwood.device.device import compiled, mark_varying
 
 FEW = 64  # rows; more are a prompt's, whose products take longer than what a graph saves
 

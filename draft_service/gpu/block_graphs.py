@@ -17,7 +17,7 @@ from draft_service.gpu.context_graphs import ContextGraphs
 from draft_service.gpu.device_trees import NODES, WIDTHS, DeviceTrees, TreeKernels, is_for_device, width_of
 from draft_service.model.config import DrafterConfig, LayerAttention
 from draft_service.model.draft_model import DraftModel
-from draftwood.device.device import compiled
+from draftwood.device.compilation import compiled
 from draftwood.device.graphs import Graphs, bucket
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree

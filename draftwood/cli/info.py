@@ -67,7 +67,7 @@ def machine_facts() -> dict[str, Any]:
     """Processor, devices, and whether bfloat16 products are native."""
     import torch
 
-    from draftwood.device.device import multiplies_bfloat16
+    from draftwood.device.placement import multiplies_bfloat16
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     native = multiplies_bfloat16()

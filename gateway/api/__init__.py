@@ -1,1 +1,1 @@
-"""OpenAI's requests and responses as values."""
+"""OpenAI's requests and responses as values: requests made into plans, answers into objects."""

@@ -1,4 +1,4 @@
-"""What is refused and how that is worded: values as JSON, shortened; ranges; fields that are known but not served."""
+"""What is refused and how that is worded: values as JSON, shortened; counts; fields that are known but not served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ MAX_WARNED = 256  # distinct unknown fields that are warned of; names come from 
 log = logging.getLogger(__name__)
 
 _encoder = json.JSONEncoder(ensure_ascii=False, default=repr)
-_warned: set[str] = set()
 
 
 def show(value: Any) -> str:
@@ -28,14 +27,6 @@ def show(value: Any) -> str:
         if len(text) > MAX_SHOWN:
             return text[:MAX_SHOWN] + "…"
     return text
-
-
-def check_range(name: str, value: int | None, low: int, high: int | None) -> None:
-    """Raises InvalidRequestError unless the value is absent or in range."""
-    if value is None or (low <= value and (high is None or value <= high)):
-        return
-    limits = f"at least {low}" if high is None else f"in [{low}, {high}]"
-    raise InvalidRequestError(f"{name} is {show(value)}, not {limits}", field=name)
 
 
 def check_count(name: str, entries: Any, limit: int) -> None:
@@ -65,11 +56,17 @@ def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
     return any(value == entry and isinstance(value, bool) == isinstance(entry, bool) for entry in values)
 
 
-def warn_of_unknown(names: Iterable[str]) -> None:
-    """One line in the log for each name, the first time that it comes: it may be a typing error."""
-    for name in map(show, names):
-        if len(_warned) >= MAX_WARNED:
-            return
-        if name not in _warned:
-            _warned.add(name)
-            log.warning("the request field %s is not known and is ignored", name)
+class UnknownFields:
+    """Remembers which unknown fields requests had, to warn of each once: it may be a typing error."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def warn(self, names: Iterable[str]) -> None:
+        """One line in the log for each name that has not come before."""
+        for name in map(show, names):
+            if len(self._names) >= MAX_WARNED:
+                return
+            if name not in self._names:
+                self._names.add(name)
+                log.warning("the request field %s is not known and is ignored", name)

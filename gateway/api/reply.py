@@ -7,10 +7,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.api.stats import Outcome, draftwood_object, usage
+from gateway.api.usage import draftwood_object, usage
 from gateway.generation.answer import Delta, TokenText
-from gateway.generation.generation import Ended, Generator, Grown, Opened
+from gateway.generation.generation import Generator
+from gateway.generation.outcome import Outcome
 from gateway.generation.plan import Plan
+from gateway.generation.verify_client import Started
 
 
 class Format(Protocol):
@@ -73,15 +75,15 @@ class Reply:
         tokens: dict[int, list[TokenText]] = {index: [] for index in texts}
         outcomes: dict[int, Outcome] = {}
         async with aclosing(self.generator.run(self.plan)) as updates:
-            async for update in updates:
+            async for index, update in updates:
                 match update:
-                    case Opened():
+                    case Started():
                         pass
-                    case Grown():
-                        texts[update.index].append(update.delta.text)
-                        tokens[update.index] += update.delta.tokens
-                    case Ended():
-                        outcomes[update.index] = update.outcome
+                    case Delta():
+                        texts[index].append(update.text)
+                        tokens[index] += update.tokens
+                    case Outcome():
+                        outcomes[index] = update
         choices = [
             self.form.whole(i, Delta("".join(texts[i]), tuple(tokens[i])), outcomes[i].finish_reason) for i in texts
         ]
@@ -92,15 +94,15 @@ class Reply:
         outcomes: dict[int, Outcome] = {}
         extra: dict[str, Any] = {"usage": None} if include_usage else {}
         async with aclosing(self.generator.run(self.plan)) as updates:
-            async for update in updates:
+            async for index, update in updates:
                 match update:
-                    case Opened():
-                        choice = self.form.opening(update.index)
-                    case Grown():
-                        choice = self.form.growth(update.index, update.delta)
-                    case Ended():
-                        outcomes[update.index] = update.outcome
-                        choice = self.form.ending(update.index, update.outcome.finish_reason)
+                    case Started():
+                        choice = self.form.opening(index)
+                    case Delta():
+                        choice = self.form.growth(index, update)
+                    case Outcome():
+                        outcomes[index] = update
+                        choice = self.form.ending(index, update.finish_reason)
                         if len(outcomes) == len(self.plan.choices):
                             extra["draftwood"] = self._figures(outcomes)["draftwood"]
                 if choice is not None:

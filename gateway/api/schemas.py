@@ -1,7 +1,7 @@
 """Requests of the OpenAI API, with the extensions that engines share and Draftwood's own.
 
-Unknown fields are ignored, as clients of other servers send them, with a warning in the log. Fields that we know and
-do not serve are refused, because an answer without them would not be what was asked for. Numeric ranges are checked
+Unknown fields are ignored, as clients of other servers send them, and can be listed for a warning. Fields that we know
+and do not serve are refused, because an answer without them would not be what was asked for. Numeric ranges are checked
 where the values are used.
 """
 
@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from draftwood.errors import InvalidRequestError
-from gateway.api.refusal import MAX_SHOWN, check_count, check_range, neutral, refuse, show, warn_of_unknown
+from draftwood.ranges import check_range
+from gateway.api.refusal import MAX_SHOWN, check_count, neutral, refuse, show
 
 MAX_STOP_STRINGS = 16
 MAX_CHOICES_PER_PROMPT = 8
@@ -127,14 +128,19 @@ class GenerationRequest(Schema):
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_range("n", self.n, 1, MAX_CHOICES_PER_PROMPT)
-        check_range("max_tokens", self.max_tokens, 1, None)
-        check_range("min_tokens", self.min_tokens, 0, None)
+        check_range("max_tokens", self.max_tokens, 1)
+        check_range("min_tokens", self.min_tokens, 0)
         check_range("seed", self.seed, -(2**63), 2**64 - 1)
         if "" in (self.stop or ()):
             raise InvalidRequestError(f"stop is {show(self.stop)}; a stop string cannot be empty", field="stop")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options needs stream to be true", field="stream_options")
         return self
+
+    @classmethod
+    def unknown_fields(cls, body: Mapping[str, Any]) -> set[str]:
+        """Names of fields that this schema ignores without knowing them."""
+        return body.keys() - cls.model_fields.keys() - cls.unsupported.keys() - HARMLESS
 
     @property
     def end_user(self) -> str:
@@ -183,7 +189,7 @@ class ChatRequest(GenerationRequest):
     def _check_chat(self) -> Self:
         if not self.messages:
             raise InvalidRequestError("messages is []; at least one is needed", field="messages")
-        check_range("max_completion_tokens", self.max_completion_tokens, 1, None)
+        check_range("max_completion_tokens", self.max_completion_tokens, 1)
         both = self.max_tokens, self.max_completion_tokens
         if None not in both and both[0] != both[1]:
             raise InvalidRequestError(
@@ -235,7 +241,7 @@ RequestT = TypeVar("RequestT", bound=GenerationRequest)
 def parse(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
     """The request, or InvalidRequestError naming the first field at fault and its value."""
     try:
-        request = schema.model_validate(dict(body))
+        return schema.model_validate(dict(body))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = _path(first["loc"])
@@ -244,8 +250,6 @@ def parse(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
         if first["type"] == "value_error":  # our own, which shows the value as far as it is wrong
             raise InvalidRequestError(f"{path}: {first['msg'].removeprefix('Value error, ')}", field=path) from None
         raise InvalidRequestError(f"{path} is {show(first['input'])}: {first['msg']}", field=path) from None
-    warn_of_unknown(body.keys() - schema.model_fields.keys() - schema.unsupported.keys() - HARMLESS)
-    return request
 
 
 def _path(parts: tuple[int | str, ...]) -> str:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from draftwood.errors import DraftwoodError, UnavailableError
-from gateway.api.stats import Outcome, Stats
 from gateway.generation.answer import Answer, Delta
+from gateway.generation.hooks import NO_HOOKS, GenerationHooks
+from gateway.generation.outcome import Outcome, Stats
 from gateway.generation.plan import Choice, Plan
 from gateway.generation.verify_client import RETRY_AFTER_S, Chunk, Finished, Started, VerifyClient
 from gateway.text.tokenizer import Tokenizer
@@ -20,54 +21,7 @@ LEAST_TIMEOUT_S = 0.001
 QUEUE_SIZE = 16  # updates that wait for a slow client before its calls are held up
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A choice was admitted."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Grown:
-    """A choice has more text."""
-
-    index: int
-    delta: Delta
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A choice has ended."""
-
-    index: int
-    outcome: Outcome
-
-
-Update = Opened | Grown | Ended
-
-
-class Watch:
-    """Is told what becomes of a request; this one does not care."""
-
-    def named(self, response_id: str, model: str) -> None:
-        """Who answers, and as what."""
-
-    def planned(self, plan: Plan) -> None:
-        """The request is about to be sent to the verify service."""
-
-    def grew(self) -> None:
-        """An answer has text, or more of it."""
-
-    def ended(self, outcome: Outcome) -> None:
-        """One of its answers has ended."""
-
-    def failed(self, error: DraftwoodError) -> None:
-        """The request ends with an error."""
-
-
-UNWATCHED = Watch()
+Update = Started | Delta | Outcome  # of one choice: it was admitted, it has more text, it has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,49 +31,47 @@ class Generator:
     client: VerifyClient
     tokenizer: Tokenizer
     timeout_s: float
-    watch: Watch = UNWATCHED
+    hooks: GenerationHooks = NO_HOOKS
 
-    async def run(self, plan: Plan) -> AsyncGenerator[Update]:
-        """Updates of all choices as they come. Closing the iterator cancels every call at once.
+    async def run(self, plan: Plan) -> AsyncGenerator[tuple[int, Update]]:
+        """Updates of all choices as they come, each with its choice's index. Closing the iterator cancels every call
+        at once.
 
         A request with more choices than the service's queue holds is served too: the later ones wait here.
         """
         places, deadline = asyncio.Semaphore(plan.max_parallel), time.monotonic() + self.timeout_s
 
-        async def run_in_turn(index: int, choice: Choice) -> AsyncGenerator[Update]:
+        async def run_in_turn(index: int, choice: Choice) -> AsyncGenerator[tuple[int, Update]]:
             async with places:
                 left_s = max(LEAST_TIMEOUT_S, deadline - time.monotonic())  # the timeout is that of the whole request
-                async with aclosing(self._run_choice(index, choice, left_s)) as updates:
+                async with aclosing(self._run_choice(choice, left_s)) as updates:
                     async for update in updates:
-                        yield update
+                        yield index, update
 
-        self.watch.planned(plan)
+        self.hooks.planned(plan)
         sources = [run_in_turn(index, choice) for index, choice in enumerate(plan.choices)]
         try:
             async with aclosing(merged(sources)) as updates:
-                async for update in updates:
-                    match update:
-                        case Opened():
-                            pass
-                        case Grown():
-                            self.watch.grew()
-                        case Ended():
-                            self.watch.ended(update.outcome)
-                    yield update
+                async for index, update in updates:
+                    if isinstance(update, Delta):
+                        self.hooks.grew()
+                    elif isinstance(update, Outcome):
+                        self.hooks.ended(update)
+                    yield index, update
         except DraftwoodError as error:
-            self.watch.failed(error)
+            self.hooks.failed(error)
             raise
 
-    async def _run_choice(self, index: int, choice: Choice, timeout_s: float) -> AsyncGenerator[Update]:
+    async def _run_choice(self, choice: Choice, timeout_s: float) -> AsyncGenerator[Update]:
         answer = Answer(self.tokenizer, choice.limits)
-        num_cached, num_chunks, num_step_tokens = 0, 0, 0
+        num_chunks, num_step_tokens = 0, 0
         stats, counted = None, Stats()
         async with aclosing(self.client.generate(choice.options, timeout_s)) as events:
             async for event in events:
                 match event:
                     case Started():
-                        num_cached = event.num_cached_tokens
-                        yield Opened(index)
+                        yield event
+                        continue
                     case Chunk():
                         if answer.finish_reason is not None:
                             break  # more than was asked for: the limits here hold
@@ -128,23 +80,24 @@ class Generator:
                             num_step_tokens += len(event.token_ids)
                         num_chunks += 1
                         delta = answer.push(event.token_ids, event.log_probs)
-                        if delta.text or delta.tokens:
-                            yield Grown(index, delta)
-                        if answer.is_stop_string:
-                            break
                     case Finished():
                         stats = event.stats
                         delta = answer.finish("stop" if event.is_stop else "length")
-                        if delta.text or delta.tokens:
-                            yield Grown(index, delta)
+                if delta.text or delta.tokens:
+                    yield delta
+                if answer.is_stop_string:
+                    break
         if answer.finish_reason is None:
             raise UnavailableError("the verify service ended an answer without saying why", retry_after_s=RETRY_AFTER_S)
-        outcome = Outcome(answer.finish_reason, answer.num_tokens, num_step_tokens, num_cached, stats or counted)
-        yield Ended(index, outcome)
+        yield Outcome(answer.finish_reason, answer.num_tokens, num_step_tokens, stats or counted)
 
 
 async def merged(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
-    """Items of all sources as they come; the first error ends it. The sources are closed when it is."""
+    """Items of all sources as they come; the first error ends it. The sources are closed when it is.
+
+    No task group of anyio or asyncio: those must be left in the task that entered them, and the items of this iterator
+    are read, and the iterator is closed, by tasks that change.
+    """
     queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue(QUEUE_SIZE)
 
     async def pump(source: AsyncGenerator[T]) -> None:

@@ -18,7 +18,7 @@ from draftwood.rpc import wire
 from draftwood.sampling import SamplingParams
 from draftwood.security.security import OPEN, Security
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
-from gateway.api.stats import Stats
+from gateway.generation.outcome import Stats
 
 CONTROL_TIMEOUT_S = 5.0
 TARGET_MAX_AGE_S = 5.0
@@ -121,8 +121,6 @@ class TokenLogProbs:
 @dataclass(frozen=True, slots=True)
 class Started:
     """The request was admitted and its prompt is in the caches."""
-
-    num_cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +231,7 @@ def _target(reply: verify_pb2.GetTargetModelResponse) -> Target:
 def _event(message: verify_pb2.GenerateResponse) -> Event:
     match message.WhichOneof("event"):
         case "started":
-            return Started(message.started.num_cached_tokens)
+            return Started()
         case "chunk":
             return _chunk(message.chunk)
         case "finished":

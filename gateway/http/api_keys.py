@@ -15,7 +15,7 @@ from draftwood.errors import UnauthenticatedError
 from draftwood.security.auth_tokens import is_known, read_tokens
 from draftwood.security.certificates import read_certificates, read_key
 from draftwood.security.security import Security, is_loopback
-from gateway.http.error_object import error_response
+from gateway.api.error_object import error_response
 
 log = logging.getLogger(__name__)
 

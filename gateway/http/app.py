@@ -22,22 +22,24 @@ from draftwood.config import GatewayConfig
 from draftwood.errors import DraftwoodError, InternalError, UnavailableError
 from gateway.api.chat import ChatFormat
 from gateway.api.completion import CompletionFormat
-from gateway.api.refusal import show
+from gateway.api.error_object import CLIENT_CLOSED_REQUEST, error_object, error_response
+from gateway.api.planning import Caller, make_plan
+from gateway.api.prompt import encode_chat, encode_prompts
+from gateway.api.refusal import UnknownFields, show
 from gateway.api.reply import Format, Head, Reply
 from gateway.api.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from gateway.generation.generation import UNWATCHED, Generator, Watch
-from gateway.generation.plan import Caller, Plan, make_plan
+from gateway.api.served_model import ServedModel
+from gateway.generation.generation import Generator
+from gateway.generation.hooks import NO_HOOKS, GenerationHooks
+from gateway.generation.plan import Plan
 from gateway.generation.verify_client import Target, VerifyClient
 from gateway.http.api_keys import ApiKeyMiddleware, Trust
 from gateway.http.client_key import client_key
-from gateway.http.error_object import error_object, error_response
 from gateway.http.interruption import InterruptionMiddleware
 from gateway.http.request_body import read_request
 from gateway.http.request_id import RequestIdMiddleware
-from gateway.http.sse import CLIENT_CLOSED_REQUEST, EventStream, unless_hung_up
+from gateway.http.sse import EventStream, unless_hung_up
 from gateway.telemetry.metrics import Telemetry, TelemetryMiddleware
-from gateway.text.prompt import encode_chat, encode_prompts
-from gateway.text.served_model import ServedModel
 
 HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
 
@@ -52,6 +54,7 @@ class Gateway:
         self._model = model
         self.trust = trust
         self.telemetry = telemetry
+        self._unknown_fields = UnknownFields()
         self._client: VerifyClient | None = None
 
     @asynccontextmanager
@@ -71,7 +74,7 @@ class Gateway:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        body = await read_request(ChatRequest, request, self._config)
+        body = await read_request(ChatRequest, request, self._config, self._unknown_fields)
         target = await self._target_for(body)
         prompt = await encode_chat(body, self._model.template, self._model.tokenizer)
         plan = make_plan(body, [prompt], target, self._model.defaults, _caller(request, body))
@@ -79,7 +82,7 @@ class Gateway:
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        body = await read_request(CompletionRequest, request, self._config)
+        body = await read_request(CompletionRequest, request, self._config, self._unknown_fields)
         target = await self._target_for(body)
         tokenizer = self._model.tokenizer
         prompts = await encode_prompts(body, tokenizer, target)
@@ -145,12 +148,12 @@ class Gateway:
             return None
 
     def _reply(self, request: Request, form: Format, plan: Plan, target: Target) -> Reply:
-        watch: Watch = getattr(request.state, "watch", UNWATCHED)
+        hooks: GenerationHooks = getattr(request.state, "hooks", NO_HOOKS)
         head = Head(
             form.id_prefix + uuid.uuid4().hex, int(time.time()), self._model.name, self._model.fingerprint(target)
         )
-        watch.named(head.id, head.model)
-        generator = Generator(self.client, self._model.tokenizer, self._config.request_timeout_s, watch)
+        hooks.named(head.id, head.model)
+        generator = Generator(self.client, self._model.tokenizer, self._config.request_timeout_s, hooks)
         return Reply(head, form, plan, generator)
 
     async def _respond(self, request: Request, body: GenerationRequest, reply: Reply) -> Response:

@@ -14,11 +14,11 @@ import uvicorn
 
 from draftwood.config import GatewayConfig
 from draftwood.errors import ConfigError
+from gateway.api.served_model import ServedModel
 from gateway.http.api_keys import Trust
 from gateway.http.app import Gateway, create_app
 from gateway.http.connection import Connection
 from gateway.telemetry.metrics import Telemetry
-from gateway.text.served_model import ServedModel
 
 KEEP_ALIVE_S = 30  # longer than clients keep idle connections, so that they do not find them just closed
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

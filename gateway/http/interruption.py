@@ -7,7 +7,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwood.errors import UnavailableError
-from gateway.http.error_object import DEFAULT_RETRY_AFTER_S, error_response
+from gateway.api.error_object import DEFAULT_RETRY_AFTER_S, error_response
 
 
 def going_down() -> UnavailableError:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from draftwood.config import GatewayConfig
 from draftwood.errors import InvalidRequestError
+from gateway.api.refusal import UnknownFields
 from gateway.api.schemas import RequestT, parse
 
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -19,7 +20,9 @@ LARGE_BYTES = 256 << 10  # from which on a body is read off the event loop
 DRAINED_BYTES = 64 << 20  # of a body that is too large, so that its sender gets to read the answer
 
 
-async def read_request(schema: type[RequestT], request: Request, config: GatewayConfig) -> RequestT:
+async def read_request(
+    schema: type[RequestT], request: Request, config: GatewayConfig, unknown_fields: UnknownFields
+) -> RequestT:
     """The request that the body holds. Raises HTTPException 408 or 413, or InvalidRequestError."""
     try:
         async with asyncio.timeout(config.request_timeout_s):
@@ -28,7 +31,10 @@ async def read_request(schema: type[RequestT], request: Request, config: Gateway
         raise HTTPException(408, f"the body has not come within {config.request_timeout_s:g} s") from error
 
     def read() -> RequestT:
-        return parse(schema, decode(body))
+        fields = decode(body)
+        parsed = parse(schema, fields)
+        unknown_fields.warn(schema.unknown_fields(fields))
+        return parsed
 
     return await asyncio.to_thread(read) if len(body) > LARGE_BYTES else read()
 

@@ -12,12 +12,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from draftwood.errors import DraftwoodError, InternalError
-from gateway.http.error_object import error_response, from_error
+from gateway.api.error_object import error_response, from_error
 from gateway.http.interruption import going_down
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
-CLIENT_CLOSED_REQUEST = 499
 
 T = TypeVar("T")
 

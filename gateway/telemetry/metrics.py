@@ -12,10 +12,10 @@ from draftwood.config import GatewayConfig
 from draftwood.errors import DraftwoodError
 from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
-from gateway.api.stats import Outcome
-from gateway.generation.generation import Watch
+from gateway.api.error_object import CLIENT_CLOSED_REQUEST
+from gateway.generation.hooks import GenerationHooks
+from gateway.generation.outcome import Outcome
 from gateway.generation.plan import Plan
-from gateway.http.sse import CLIENT_CLOSED_REQUEST
 
 if TYPE_CHECKING:
     from draftwood.telemetry.tracing import Tracing
@@ -76,7 +76,7 @@ class Telemetry:
             self.tracing.close()
 
 
-class Exchange(Watch):
+class Exchange(GenerationHooks):
     """One request and its response."""
 
     def __init__(self, telemetry: Telemetry, scope: Scope) -> None:
@@ -104,18 +104,18 @@ class Exchange(Watch):
             self._is_complete = not message.get("more_body", False)
 
     def named(self, response_id: str, model: str) -> None:
-        """Who answers, and as what."""
+        """The span carries the model, and the response's id."""
         if self._span is not None:
             self._span.named(response_id, model)
 
     def planned(self, plan: Plan) -> None:
-        """Its prompts are known."""
+        """Counts the prompts' tokens."""
         self._telemetry.input_tokens.inc(sum(plan.prompt_lengths))
         if self._span is not None:
             self._span.planned(plan)
 
     def grew(self) -> None:
-        """An answer has text, or more of it."""
+        """Times the first text of the response."""
         if not self._has_text:
             self._has_text = True
             seconds = time.perf_counter() - self._began
@@ -124,13 +124,13 @@ class Exchange(Watch):
                 self._span.first_text(seconds)
 
     def ended(self, outcome: Outcome) -> None:
-        """One of its answers has ended."""
+        """Counts the tokens of an answer that has ended."""
         self._telemetry.output_tokens.inc(outcome.num_tokens)
         if self._span is not None:
             self._span.ended(outcome)
 
     def failed(self, error: DraftwoodError) -> None:
-        """It ends with an error."""
+        """Counts the error that the response ends with."""
         self._telemetry.errors.labels(error.reason).inc()
         if self._span is not None:
             self._span.failed(error)
@@ -162,7 +162,7 @@ class TelemetryMiddleware:
             await self._app(scope, receive, send)
             return
         exchange = Exchange(self._telemetry, scope)
-        scope.setdefault("state", {})["watch"] = exchange
+        scope.setdefault("state", {})["hooks"] = exchange
         is_fault = True
 
         async def watched_receive() -> Message:

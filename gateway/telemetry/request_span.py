@@ -7,7 +7,7 @@ from opentelemetry.trace import StatusCode
 
 from draftwood.errors import DraftwoodError
 from draftwood.telemetry.tracing import Tracing, traceparent_of
-from gateway.api.stats import Outcome
+from gateway.generation.outcome import Outcome
 from gateway.generation.plan import Plan
 
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
@@ -39,7 +39,7 @@ class RequestSpan:
         return traceparent_of(self._span)
 
     def named(self, response_id: str, model: str) -> None:
-        """Who answers, and as what."""
+        """The model that answers, and the response's id."""
         self._span.update_name(f"{self._operation} {model}")
         self._span.set_attributes(
             {"gen_ai.request.model": model, "gen_ai.response.model": model, "gen_ai.response.id": response_id}
@@ -65,11 +65,11 @@ class RequestSpan:
             self._span.set_attribute("gen_ai.request.seed", plan.seed)
 
     def first_text(self, seconds: float) -> None:
-        """So long after the request's arrival."""
+        """The response has its first text, so long after the request's arrival."""
         self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
 
     def ended(self, outcome: Outcome) -> None:
-        """One of its answers."""
+        """One of the request's answers has ended."""
         self._outcomes.append(outcome)
 
     def failed(self, error: DraftwoodError) -> None:

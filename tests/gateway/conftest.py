@@ -14,8 +14,8 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2
 
 from draftwood.config import GatewayConfig
+from gateway.api.served_model import ServedModel
 from gateway.http.http_server import Server
-from gateway.text.served_model import ServedModel
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.fake_verify import FakeVerify, serve
 

@@ -3,7 +3,7 @@
 import pytest
 
 from draftwood.config import GatewayConfig
-from gateway.text.served_model import ServedModel
+from gateway.api.served_model import ServedModel
 from tests.support.authority import Authority
 
 

@@ -17,7 +17,8 @@ from tests.verify_service.harness import ScriptedDrafter
 from verify_service.build import build
 from verify_service.cache.pages import SCRATCH_SLOT
 from verify_service.cache.pools import Pools
-from verify_service.core.request import Event, Finished, Request
+from verify_service.core.events import Event, Finished
+from verify_service.core.request import Request
 from verify_service.core.sequence import SequenceState
 from verify_service.cpu.step_inputs import StepInputs, StepRow, build_step_inputs
 from verify_service.cpu.target import CommitInputs

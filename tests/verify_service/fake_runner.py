@@ -12,7 +12,8 @@ from typing import Any, cast
 from tests.verify_service.harness import Answer, ScriptedDrafter, collect
 from verify_service.cache.pages import PageAllocator, SlotAllocator
 from verify_service.core.accept import Finish
-from verify_service.core.request import Event, Failed, Finished, Request, Started, Tokens
+from verify_service.core.events import Event, Failed, Finished, Started, Tokens
+from verify_service.core.request import Request
 from verify_service.core.sequence import SequenceState
 from verify_service.engine.engine import Engine
 from verify_service.engine.scheduler import Scheduler

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from draftwood.config import VerifyConfig
 from draftwood.tree import DraftTree
 from verify_service.build import build
-from verify_service.core.request import Event, Failed, Finished, Request, Started, Stats, TokenLogProbs, Tokens, Trace
+from verify_service.core.events import Event, Failed, Finished, Started, TokenLogProbs, Tokens, Trace
+from verify_service.core.request import Request
 from verify_service.core.sequence import SequenceState
+from verify_service.core.stats import Stats
 from verify_service.draft.coordinator import Drafts
 from verify_service.engine.engine import Engine
 

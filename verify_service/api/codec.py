@@ -10,18 +10,9 @@ from draftwood.telemetry import MAX_TRACEPARENT
 from draftwood.v1 import tree_pb2, verify_pb2
 from verify_service.api.defaults import Defaults
 from verify_service.core.accept import Finish
-from verify_service.core.request import (
-    Finished,
-    Request,
-    Started,
-    Stats,
-    TokenLogProbs,
-    Tokens,
-    Trace,
-    check_prompt_length,
-    new_request_id,
-    new_seed,
-)
+from verify_service.core.events import Finished, Started, TokenLogProbs, Tokens, Trace
+from verify_service.core.request import Request, check_prompt_length, new_request_id, new_seed
+from verify_service.core.stats import Stats
 
 FINISH_TO_WIRE = {
     Finish.STOP: verify_pb2.FINISH_REASON_STOP,

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from draftwood.errors import DraftwoodError
-from verify_service.core.request import Finished, Request
+from verify_service.core.events import Finished
+from verify_service.core.request import Request
 
 
 class RequestHooks:

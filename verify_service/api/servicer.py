@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import grpc.aio
 
 from draftwood import __version__
-from draftwood.device.device import peak_memory_bytes
+from draftwood.memory import peak_memory_bytes
 from draftwood.rpc.conventions import errors_to_status
 from draftwood.rpc.wire import ALGORITHM_TO_WIRE
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.api.codec import finished_to_wire, request_from_wire, started_to_wire, tokens_to_wire
 from verify_service.api.defaults import Defaults
 from verify_service.api.request_hooks import RequestHooks
-from verify_service.core.request import Event, Failed, Finished, Request, Started, Tokens, check_request
+from verify_service.core.events import Event, Failed, Finished, Started, Tokens
+from verify_service.core.request import Request, check_request
 from verify_service.draft.client import DraftClient
 from verify_service.engine.engine import Engine
 

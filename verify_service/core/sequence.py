@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from draftwood.errors import DraftwoodError
 from draftwood.sampling import TokenCounts
-from verify_service.core.request import Event, Request, Stats, TokenLogProbs
+from verify_service.core.events import Event, TokenLogProbs
+from verify_service.core.request import Request
+from verify_service.core.stats import Stats
 
 PREFILL_CHUNK = 64  # tokens of one prompt in one pass at most, unless the runner takes more
 

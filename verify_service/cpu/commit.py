@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwood.device.compilation import compiled
 from draftwood.device.compiled_call_cache import CompiledCallCache
-from draftwood.device.device import compiled
 from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
 from verify_service.core.target_spec import GDN, MAMBA2, RecurrentShape

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwood.device.compilation import mark_varying
 from draftwood.device.compiled_call_cache import CompiledCallCache
-from draftwood.device.device import mark_varying
 from draftwood.device.graphs import bucket
 from verify_service.cache.commit_inputs import Arena, CommitInputs
 from verify_service.cache.layer_views import LayerArguments, layer_arguments

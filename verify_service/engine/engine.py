@@ -18,7 +18,8 @@ from functools import partial
 import torch
 
 from draftwood.errors import DeadlineError, DraftwoodError, InternalError, UnavailableError
-from verify_service.core.request import Event, Failed, Finished, Request
+from verify_service.core.events import Event, Failed, Finished
+from verify_service.core.request import Request
 from verify_service.core.sequence import PREFILL_CHUNK, SequenceState
 from verify_service.draft.coordinator import DraftCoordinator
 from verify_service.engine.completion_rate import CompletionRate

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from draftwood.device.device import mark_varying
+from draftwood.device.compilation import mark_varying
 from draftwood.device.layers import RMSNorm
 from verify_service.cache.layer_views import LayerArguments, layer_arguments
 from verify_service.cache.pools import Pools

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from draftwood.checkpoint import load_tensors, projection_checksum, read_config
+from draftwood.device.compilation import compiled, mark_varying
 from draftwood.device.compiled_call_cache import CompiledCallCache
-from draftwood.device.device import compiled, mark_varying
 from draftwood.device.layers import PackedLinear, RMSNorm
 from draftwood.errors import ModelMismatchError, UnsupportedModelError
 from draftwood.random_weights import random_checksum, random_tensors

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from draftwood.device.device import compiled
+from draftwood.device.compilation import compiled
 from verify_service.model.rope import Rope
 
 

@@ -20,8 +20,9 @@ from draftwood.noise import NoiseCache
 from draftwood.tree import DraftTree
 from verify_service.cache.pools import reset_slot
 from verify_service.core.accept import Finish
-from verify_service.core.request import Failed, Finished, StageTimes, Started, Tokens, Trace
+from verify_service.core.events import Failed, Finished, Started, Tokens, Trace
 from verify_service.core.sequence import PREFILL_CHUNK, SequenceState
+from verify_service.core.stats import StageTimes
 from verify_service.draft.coordinator import DraftCoordinator, Drafts
 from verify_service.model.target import TargetModel
 from verify_service.step.sampler import check_finite, log_probs_of, logits_row

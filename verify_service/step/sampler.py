@@ -13,7 +13,7 @@ from draftwood.errors import InternalError
 from draftwood.noise import NoiseCache
 from draftwood.sampling import draw
 from draftwood.tree import DraftTree
-from verify_service.core.request import TokenLogProbs
+from verify_service.core.events import TokenLogProbs
 from verify_service.core.sequence import SequenceState
 
 

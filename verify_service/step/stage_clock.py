@@ -6,7 +6,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from verify_service.core.request import StageTimes
+from verify_service.core.stats import StageTimes
 
 
 class StageClock:

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 from draftwood.telemetry.metrics import MAX_DEPTH_LABEL
 from draftwood.tree import DraftTree
-from verify_service.core.request import StageTimes
 from verify_service.core.sequence import SequenceState
+from verify_service.core.stats import StageTimes
 from verify_service.step.acceptance_alarm import AcceptanceAlarm
 
 

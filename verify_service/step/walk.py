@@ -13,7 +13,7 @@ from draftwood.errors import DraftwoodError
 from draftwood.noise import NoiseCache
 from draftwood.tree import DraftTree
 from verify_service.core.accept import Accepted, accept
-from verify_service.core.request import TokenLogProbs
+from verify_service.core.events import TokenLogProbs
 from verify_service.core.sequence import SequenceState
 from verify_service.step.sampler import NodeSampler
 from verify_service.step.shadow import chain_of, tree_of

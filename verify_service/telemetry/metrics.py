@@ -13,7 +13,9 @@ from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
 from verify_service.api.request_hooks import RequestHooks
 from verify_service.build import Service
-from verify_service.core.request import Finished, Request, StageTimes
+from verify_service.core.events import Finished
+from verify_service.core.request import Request
+from verify_service.core.stats import StageTimes
 from verify_service.draft.types import RefusalReason
 from verify_service.engine.engine import PATIENCE_S
 from verify_service.step.step_stats import SequenceStep, StepTotals

@@ -5,7 +5,8 @@ from __future__ import annotations
 from opentelemetry.trace import StatusCode
 
 from draftwood.telemetry.tracing import Tracing, is_sampled, traceparent_of
-from verify_service.core.request import Finished, Request
+from verify_service.core.events import Finished
+from verify_service.core.request import Request
 
 METHOD = "draftwood.v1.VerifyService/Generate"
 ANSWERED = ("stop", "length")

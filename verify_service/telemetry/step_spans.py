@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from opentelemetry.trace import Span, StatusCode
 
 from draftwood.telemetry.tracing import Tracing, traceparent_of
-from verify_service.core.request import StageTimes
 from verify_service.core.sequence import SequenceState
+from verify_service.core.stats import StageTimes
 from verify_service.step.step_stats import SequenceStep
 
 

@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 from draftwood.cli.example import first_question
 from draftwood.config import GatewayConfig
 from draftwood.security.security import Security
-from gateway.text.served_model import ServedModel
+from gateway.api.served_model import ServedModel
 from tests.gateway.conftest import running_gateway
 from tests.gateway.fake_verify import FakeVerify, serve
 from tests.support.authority import Authority

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch._inductor import output_code
 
+from draftwood.device.compilation import compiled
 from draftwood.device.compiled_call_cache import CompiledCallCache
-from draftwood.device.device import compiled
 from draftwood.device.layers import RMSNorm
 
 

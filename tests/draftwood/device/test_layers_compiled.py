@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwood.device.device import compiled
+from draftwood.device.compilation import compiled
 from draftwood.device.layers import GatedMLP, PackedLinear, RMSNorm
 
 

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 from draftwood.config import GatewayConfig
 from draftwood.errors import InternalError
 from draftwood.v1 import verify_pb2
-from gateway.text.served_model import ServedModel
+from gateway.api.served_model import ServedModel
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import Stand, stand_for
 from tests.gateway.fake_verify import FakeVerify, Script, serve

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from draftwood.config import GatewayConfig
-from gateway.text.served_model import ServedModel
+from gateway.api.served_model import ServedModel
 from tests.gateway.conftest import running_gateway
 from tests.gateway.fake_verify import FakeVerify, Script, serve
 

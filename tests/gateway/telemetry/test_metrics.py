@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from draftwood.config import GatewayConfig
 from draftwood.errors import OverloadedError, UnavailableError
+from gateway.api.served_model import ServedModel
 from gateway.telemetry.metrics import route_of
-from gateway.text.served_model import ServedModel
 from tests.gateway.conftest import Stand, stand_for
 from tests.gateway.fake_verify import FakeVerify, Script, serve
 from tests.system.processes import free_port

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from draftwood import checkpoint
 from draftwood.config import GatewayConfig
 from draftwood.errors import InvalidRequestError
-from gateway.api.schemas import ChatRequest, parse
+from gateway.api.served_model import ServedModel
 from gateway.text.chat_template import ChatTemplate, read_source
-from gateway.text.prompt import encode_chat
-from gateway.text.served_model import ServedModel
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.text.test_detokenizer import PIECES
 
@@ -143,37 +141,3 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
     assert read_source(tmp_path) == "b"
     (tmp_path / "chat_template.jinja").write_text("file")
     assert read_source(tmp_path) == "file"
-
-
-async def encoded(**fields: Any) -> str:
-    """What the model gets to read for a chat request."""
-    request = parse(ChatRequest, fields)
-    ids = await encode_chat(request, SPROUT.template, SPROUT.tokenizer)
-    contents = SPROUT.tokenizer.special_contents
-    return "".join(contents.get(i) or SPROUT.tokenizer.decode([i]) for i in ids)
-
-
-async def test_roles_and_parts() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
-    expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
-    assert await encoded(messages=messages) == expected
-
-
-async def test_trailing_assistant_message() -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Well,"}]
-    opened = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nWell,"
-    assert await encoded(messages=messages) == opened + "<|im_end|>\n<|im_start|>assistant\n"
-    assert await encoded(messages=messages, add_generation_prompt=False) == opened + "<|im_end|>\n"
-    assert await encoded(messages=messages, continue_final_message=True) == opened
-
-
-async def test_a_long_conversation_leaves_the_event_loop() -> None:
-    text = await encoded(messages=[{"role": "user", "content": "word " * 5000}])
-    assert text.count("word") == 5000
-
-
-async def test_a_model_without_template() -> None:
-    request = parse(ChatRequest, {"messages": [{"role": "user", "content": "a"}]})
-    with pytest.raises(InvalidRequestError, match="no chat template"):
-        await encode_chat(request, None, SPROUT.tokenizer)

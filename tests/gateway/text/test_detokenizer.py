@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draftwood.config import GatewayConfig
+from gateway.api.served_model import ServedModel
 from gateway.generation.answer import Answer, Limits
-from gateway.text.detokenizer import ByteDetokenizer, WindowDetokenizer, new_detokenizer
-from gateway.text.served_model import ServedModel
+from gateway.text.detokenizer import MAX_WAITING, ByteDetokenizer, WindowDetokenizer, new_detokenizer
 from gateway.text.tokenizer import Tokenizer
 
 SPROUT = ServedModel.load(GatewayConfig()).tokenizer
@@ -66,6 +66,7 @@ def sentencepiece_like() -> Tokenizer:
 
 
 PIECES = sentencepiece_like()
+BYTE = 3  # the id of <0x00>
 
 
 def incremental(tokenizer: Tokenizer, ids: list[int]) -> str:
@@ -124,6 +125,20 @@ def test_a_character_of_byte_tokens_comes_whole() -> None:
     parts = [detokenizer.push(token_id) for token_id in ids]
     assert "🦊" in parts
     assert "".join(parts) == "ab 🦊 h"
+
+
+def test_a_character_that_was_given_out_stays() -> None:
+    """The library reads a run of byte tokens as a whole: with a wrong one behind it, "(" is no character for it."""
+    ids = [BYTE + 0x28, BYTE + 0x81, *PIECES.encode("g")[1:]]
+    assert PIECES.decode(ids) == "\ufffd\ufffdg"
+    assert incremental(PIECES, ids) == "(\ufffdg"
+
+
+def test_what_gives_no_text_does_not_pile_up() -> None:
+    detokenizer = WindowDetokenizer(PIECES)
+    parts = [detokenizer.push(token_id) for token_id in [2, BYTE + 0x80] * (4 * MAX_WAITING)]
+    assert "".join(parts) == "\ufffd" * (4 * MAX_WAITING)
+    assert len(detokenizer._window) <= 2 * MAX_WAITING
 
 
 def test_ids_without_a_token_are_nothing() -> None:

@@ -19,8 +19,8 @@ from draftwood.config import GatewayConfig, PeerConfig, VerifyConfig
 from draftwood.errors import ConfigError
 from draftwood.security.auth_tokens import header, is_known, read_tokens
 from draftwood.security.security import Security, is_loopback
+from gateway.api.served_model import ServedModel
 from gateway.http.http_server import Server
-from gateway.text.served_model import ServedModel
 from tests.support.authority import OTHER_TOKEN, TOKEN, Authority
 
 

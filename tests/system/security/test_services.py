@@ -21,7 +21,7 @@ from draftwood.config import GatewayConfig
 from draftwood.errors import InvalidRequestError, UnauthenticatedError
 from draftwood.security.security import Security
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
-from gateway.text.served_model import ServedModel
+from gateway.api.served_model import ServedModel
 from tests.gateway.conftest import running_gateway
 from tests.gateway.fake_verify import FakeVerify, serve
 from tests.support.authority import OTHER_TOKEN, TOKEN, Authority

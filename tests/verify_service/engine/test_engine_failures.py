@@ -17,7 +17,8 @@ from tests.verify_service.draft_rig import PATIENCE_S, until
 from tests.verify_service.harness import ScriptedDrafter, collect, run_all
 from tests.verify_service.models import save_tiny
 from verify_service.build import build
-from verify_service.core.request import Event, Failed, Finished, Request
+from verify_service.core.events import Event, Failed, Finished
+from verify_service.core.request import Request
 from verify_service.core.sequence import SequenceState
 from verify_service.engine.engine import Engine
 

@@ -16,7 +16,7 @@ from draftwood.config import MAX_DRAFT_TIMEOUT_MS
 from draftwood.errors import DeadlineError, UnavailableError
 from tests.verify_service.draft_rig import PATIENCE_S, until
 from tests.verify_service.fake_runner import Loop
-from verify_service.core.request import Failed, Finished
+from verify_service.core.events import Failed, Finished
 from verify_service.core.sequence import PREFILL_CHUNK
 from verify_service.engine.engine import PATIENCE_S as HEALTH_PATIENCE_S
 from verify_service.engine.prefill_budget import MAX_PAUSE

@@ -16,7 +16,8 @@ from tests.verify_service.bench import config_of
 from tests.verify_service.harness import ScriptedDrafter, run_all, start_engine
 from tests.verify_service.models import save_tiny
 from verify_service.build import build
-from verify_service.core.request import Failed, Finished, Request
+from verify_service.core.events import Failed, Finished
+from verify_service.core.request import Request
 from verify_service.core.sequence import SequenceState
 from verify_service.engine.engine import Engine
 from verify_service.kernels.reference.kernel_set import PLAIN

@@ -10,7 +10,7 @@ import pytest
 from draftwood.errors import OverloadedError
 from draftwood.tree import DraftTree
 from tests.system.scraping import Samples, parse, value
-from verify_service.core.request import StageTimes
+from verify_service.core.stats import StageTimes
 from verify_service.draft.coordinator import DraftCoordinator
 from verify_service.step.acceptance_alarm import WINDOW_STEPS
 from verify_service.step.step_stats import SequenceStep, StepObserver

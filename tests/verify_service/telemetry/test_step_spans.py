@@ -15,8 +15,9 @@ from draftwood.tree import DraftTree
 from draftwood.v1 import verify_pb2
 from verify_service.api.codec import request_from_wire
 from verify_service.api.defaults import Defaults
-from verify_service.core.request import Limits, Request, StageTimes
+from verify_service.core.request import Limits, Request
 from verify_service.core.sequence import SequenceState
+from verify_service.core.stats import StageTimes
 from verify_service.step.step_stats import SequenceStep, StepObserver
 from verify_service.telemetry.step_spans import StepSpans
 

@@ -15,10 +15,18 @@ from draftwood import checkpoint
 from draftwood.config import GatewayConfig
 from draftwood.errors import ConfigError, ModelMismatchError, ModelNotFoundError
 from gateway.api.refusal import show
-from gateway.generation.plan import SamplingDefaults
 from gateway.generation.verify_client import Target
 from gateway.text.chat_template import ChatTemplate, read_source
 from gateway.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What absent sampling fields mean: the model's generation_config where it samples, else OpenAI's defaults."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
 
 
 @dataclass(frozen=True, slots=True)

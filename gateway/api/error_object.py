@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from draftwood.errors import DraftwoodError, OverloadedError, UnavailableError
 
 DEFAULT_RETRY_AFTER_S = 1.0
+CLIENT_CLOSED_REQUEST = 499  # a status for logs and metrics alone: whoever hung up does not read it
 
 
 def error_object(message: str, status: int, code: str, field: str | None = None) -> dict[str, Any]:

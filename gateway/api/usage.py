@@ -4,48 +4,9 @@ the `draftwood` object beside it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """Figures of one answer. None: not known, because the gateway cancelled the call before its end (a stop string).
-    The counts are then those of the steps up to the cut, the step that holds it as a whole."""
-
-    num_steps: int = 0
-    num_drafted_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_fallback_steps: int | None = None
-    draft_ms: float | None = None
-    tree_ms: float | None = None
-    verify_ms: float | None = None
-    accept_ms: float | None = None
-    commit_ms: float | None = None
-    transport_p50_ms: float | None = None
-    prefill_ms: float | None = None
-    queue_ms: float | None = None
-    decode_ms: float | None = None
-
-    def with_step(self, num_drafted_tokens: int, num_accepted_tokens: int) -> Self:
-        """The figures with one more step's."""
-        return replace(
-            self,
-            num_steps=self.num_steps + 1,
-            num_drafted_tokens=self.num_drafted_tokens + num_drafted_tokens,
-            num_accepted_tokens=self.num_accepted_tokens + num_accepted_tokens,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one choice ended. `num_step_tokens` are the tokens of its steps: all but the one that the prefill gave."""
-
-    finish_reason: str
-    num_tokens: int
-    num_step_tokens: int
-    num_cached_tokens: int
-    stats: Stats
+from gateway.generation.outcome import Outcome
 
 
 def _total(values: Sequence[float | None]) -> float | None:
@@ -60,14 +21,11 @@ def usage(prompt_lengths: Sequence[int], outcomes: Sequence[Outcome]) -> dict[st
     num_completion = sum(outcome.num_tokens for outcome in outcomes)
     accepted = sum(outcome.stats.num_accepted_tokens for outcome in outcomes)
     drafted = sum(outcome.stats.num_drafted_tokens for outcome in outcomes)
-    choices_per_prompt = len(outcomes) // max(1, len(prompt_lengths))
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(outcome.num_cached_tokens for outcome in outcomes[:: max(1, choices_per_prompt)])
-        },
+        "prompt_tokens_details": {"cached_tokens": 0},  # no part of a prompt is kept for the next request
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
