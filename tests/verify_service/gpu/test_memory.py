@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftwood.config import VerifyConfig
-from draftwood.device import device
+from draftwood.device import placement
 from draftwood.errors import ConfigError
 from tests.verify_service.models import save_tiny
 from verify_service import server as service
@@ -56,9 +56,9 @@ def test_the_plan_is_what_is_allocated(tmp_path: Path) -> None:
 
 def test_a_gpu_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="--device is cuda, but torch finds no GPU here") as error:
-        device.pick_device(VerifyConfig(device="cuda"))
+        placement.pick_device(VerifyConfig(device="cuda"))
     assert error.value.field == "device"
-    assert device.pick_device(VerifyConfig(device="auto")).type == "cpu"
+    assert placement.pick_device(VerifyConfig(device="auto")).type == "cpu"
 
 
 def no(*, including_emulation: bool) -> bool:
@@ -68,12 +68,12 @@ def no(*, including_emulation: bool) -> bool:
 def test_gpus_without_triton_or_bfloat16(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """One line says what is done instead."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert device.pick_device(VerifyConfig()).type == "cuda"
-    monkeypatch.setattr(device, "has_triton", lambda: False)
-    assert device.pick_device(VerifyConfig()).type == "cpu"
-    assert device.pick_device(VerifyConfig(device="cuda")).type == "cuda"
+    assert placement.pick_device(VerifyConfig()).type == "cuda"
+    monkeypatch.setattr(placement, "has_triton", lambda: False)
+    assert placement.pick_device(VerifyConfig()).type == "cpu"
+    assert placement.pick_device(VerifyConfig(device="cuda")).type == "cuda"
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", no)
-    assert device.pick_dtype(VerifyConfig(), torch.device("cuda")) == torch.float16
+    assert placement.pick_dtype(VerifyConfig(), torch.device("cuda")) == torch.float16
     assert [r.message.split(",")[0] for r in caplog.records] == [
         "Triton is not installed",
         "this GPU does not multiply bfloat16; weights and activations are float16",
