@@ -58,7 +58,7 @@ class Stats:
     drafter_busy_us: int = 0
     accepted_histogram: tuple[int, ...] = ()  # entry d: steps that accepted exactly d
     drafted_by_depth: tuple[int, ...] = ()  # entry d: drafted steps whose tree reached depth d + 1
-    transport_p50_us: tuple[int, ...] = ()  # one an answer
+    transport_p50_us: tuple[int, ...] = ()  # one per answer
 
     @classmethod
     def from_proto(cls, message: verify_pb2.GenerateStats) -> Self:
