@@ -1,4 +1,4 @@
-"""Configuration: one frozen dataclass a service, validated on construction, and the flags generated from its fields.
+"""Configuration: one frozen dataclass per service, validated on construction, and the flags generated from its fields.
 
 Every field carries its help text. Values that depend on the machine or the model stay 0 or "auto" here and are resolved
 by the service that reads them, into values of its own; a config is never changed.
@@ -132,7 +132,7 @@ class ServiceConfig(PeerConfig):
         "", "OpenTelemetry collector that traces go to, as http://HOST:4317 (OTLP over gRPC); empty sends none."
     )
     trace_file: str = setting(
-        "", "File that finished spans are appended to, one JSON object a line; empty writes none."
+        "", "File that finished spans are appended to, one JSON object per line; empty writes none."
     )
     trace_ratio: float = setting(
         1.0, "Part of the requests that is traced, from 0 to 1, where the caller's traceparent does not decide."
@@ -173,7 +173,7 @@ class ModelConfig(ServiceConfig):
         0,
         "Longest sequence in tokens, prompt and answer together; 0 takes the model's own, at most 8192.",
     )
-    page_size: int = setting(64, "Tokens a KV page; a GPU is fastest with multiples of 64.")
+    page_size: int = setting(64, "Tokens per KV page; a GPU is fastest with multiples of 64.")
     compile: bool = setting(True, "Whether steps are compiled; the first start takes longer, later ones use the cache.")
     draft_window: int = setting(0, "Tokens of context that the drafter sees; 0 takes what its checkpoint says.")
     tls_client_auth: bool = setting(False, "Whether callers must show a certificate that --tls-ca trusts.")
@@ -220,7 +220,7 @@ class VerifyConfig(ModelConfig):
         "Nodes of a tree without the root; 0 picks the device's usual: 7 on a CPU, 31 on a GPU.",
     )
     max_tree_budget: int = setting(63, "Largest tree budget that a request may ask for.")
-    tree_width_cap: int = setting(16, "Candidates a depth of the tree at most.")
+    tree_width_cap: int = setting(16, "Candidates per depth of the tree at most.")
     tree_spine: bool = setting(False, "Whether the whole likeliest chain goes into a tree first.")
     shadow_linear: bool = setting(
         False,
@@ -283,7 +283,7 @@ class GatewayConfig(ServiceConfig):
     request_timeout_s: float = setting(600.0, "Longest time for one request.")
     https_cert: str = setting("", "File with the certificate that the API shows; turns HTTPS on.")
     https_key: str = setting("", "File with its private key.")
-    api_key_file: str = setting("", "File with API keys, one a line; requests must carry one of them.")
+    api_key_file: str = setting("", "File with API keys, one per line; requests must carry one of them.")
     drain_timeout_s: float = setting(
         10.0, "At a stop, how long answers that are under way may go on; new connections are refused meanwhile."
     )
