@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from bench.figures.report import decode_table, publish
-from bench.run.client import SHADOW, Configuration
+from bench.figures.values import SHADOW, Configuration
 from bench.run.experiment import build_experiment, experiment_options, run
+from bench.run.report import decode_table, publish
 from draftwood.cli.options import int_list
 from draftwood.cli.stack.launch import run_stoppable
 from draftwood.config import ALGORITHMS

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bench.decode import configurations
 from bench.figures.contract import NOISE, Difference, differences
-from bench.run.client import Answer, Configuration
+from bench.figures.values import Answer, Configuration
 from bench.run.measure import decode_all
 from bench.run.options import prompts_argument
 from bench.run.prompts import load

@@ -16,7 +16,8 @@ import click
 from rich.table import Table
 
 from bench.decode import configurations
-from bench.run.client import Configuration, VerifyClient
+from bench.figures.values import Configuration
+from bench.run.client import VerifyClient
 from bench.run.options import json_option, prompts_argument, write_json
 from bench.run.prompts import load
 from bench.run.session import STACK_FIELDS, open_session, session_options

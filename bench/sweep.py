@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from bench.decode import configurations
-from bench.figures.report import publish, sweep_table
 from bench.run.experiment import build_experiment, experiment_options, run
+from bench.run.report import publish, sweep_table
 from draftwood.cli.options import int_list
 from draftwood.cli.stack.launch import run_stoppable
 

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from bench.run.client import SHADOW, Configuration, Stats
+from bench.figures.values import SHADOW, Configuration, Stats
 
 STAGES = ("draft", "tree", "verify", "accept", "commit")
 RESAMPLES = 2000

@@ -12,7 +12,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.figures.figures import Row, rows
-from bench.run.client import SHADOW, Answer, Configuration, Target
+from bench.figures.values import SHADOW, Answer, Configuration, Target
 from bench.run.measure import DEFAULT_ROUNDS, MIN_REPETITIONS, Plan, enough_rounds, measure
 from bench.run.options import json_option, prompts_argument
 from bench.run.prompts import PromptSet, load

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from bench.figures.figures import Sample
-from bench.run.client import Answer, Configuration, Stats
+from bench.figures.values import Answer, Configuration, Stats
 
 DEFAULT_ROUNDS = 5
 MIN_REPETITIONS = 20
