@@ -241,7 +241,7 @@ class VerifyConfig(ModelConfig):
     prefill_tokens: int = setting(
         256,
         "Prompt tokens in one pass at most, over several prompts. Beside answers that are being decoded a pass has at "
-        "most 64, and the passes together take two fifths of the steps' time.",
+        "most 64, and the passes together take two fifths of the steps' time, or more where many prompts wait.",
     )
     draft_timeout_ms: int = setting(1000, "How long a step waits for the drafter before it goes on without a draft.")
     drain_timeout_s: float = setting(10.0, DRAIN_HELP)
