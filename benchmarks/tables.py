@@ -60,6 +60,16 @@ def headline() -> str:
     )
 
 
+def plot_caption() -> str:
+    """What README's plot shows: another measurement than the table's."""
+    result = read(SWEEP)
+    experiment = result["experiment"]
+    return (
+        f"<sub>The same pair, {result['target']['dtype']}, {_place(result)}; {experiment['num_prompts']} prompts, "
+        f"{experiment['rounds']} rounds. Speed-ups are over no drafts on that machine.</sub>"
+    )
+
+
 def limits() -> str:
     """README's list of where trees do not win."""
     sweep, gpu, step = read(SWEEP), read("h200/decode_embedded_bfloat16"), read("h200/step_Qwen3.6-27B")
@@ -229,7 +239,7 @@ def _commit(result: Result) -> str:
 
 
 REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
-    README: {"results": headline, "limits": limits},
+    README: {"results": headline, "plot": plot_caption, "limits": limits},
     PAGE: {
         "decoding": lambda: decoding(read_decoding(RESULTS)),
         "gpu-decoding": lambda: decoding([read("h200/decode_embedded_bfloat16")]),
