@@ -1,4 +1,4 @@
-# One line a recipe. Every target that needs the environment makes it first.
+# Every target that needs the environment makes it first.
 PYTHON ?= python3
 DOCKERFILE_LINT := npx -y dockerfile-utils@0.16.3 lint
 BUF := npx -y @bufbuild/buf@1.75.0

@@ -1,4 +1,4 @@
-"""`draftwood bench`: speed of decoding, speed by tree budget, exactness."""
+"""`draftwood bench`: measures speed, checks exactness, and loads the services. One file for each command."""
 
 from __future__ import annotations
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from bench.figures.plot import write_plot
-from bench.figures.report import caption, decode_table, print_report, write_json
-from bench.run.client import SHADOW, Configuration
+from bench.figures.values import SHADOW, Configuration
 from bench.run.experiment import build_experiment, experiment_options, run
+from bench.run.report import decode_table, publish
 from draftwood.cli.options import int_list
 from draftwood.cli.stack.launch import run_stoppable
 from draftwood.config import ALGORITHMS
@@ -37,9 +36,10 @@ def decode(
 ) -> None:  # fmt: skip
     """Compare plain decoding, chains and trees.
 
-    PROMPTS is a file of JSON lines with "prompt", "text", "question" or "turns", or of plain text with a prompt a line;
-    without it, the shipped questions are used. Every configuration decodes all prompts once a round, the order rotates,
-    and ratios are taken within rounds. Speed counts the tokens after the first and the time from the first to the last.
+    PROMPTS is a file of JSON lines with "prompt", "text", "question" or "turns", or of plain text with one prompt per
+    line; without it, the shipped questions are used. Every configuration decodes all prompts once in each round, the
+    order rotates, and ratios are taken within rounds. Speed counts the tokens after the first and the time from the
+    first to the last.
 
     \b
     Examples:
@@ -50,12 +50,7 @@ def decode(
     """
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     experiment = build_experiment(values, configurations(names, budgets, chains))
-    result = run_stoppable(run(experiment))
-    print_report(result, decode_table(result.rows))
-    if json_path is not None:
-        write_json(result, json_path)
-    if plot_path is not None:
-        write_plot(result.rows, plot_path, caption(result))
+    publish(run_stoppable(run(experiment)), decode_table, json_path, plot_path)
 
 
 def configurations(names: Sequence[str], budgets: Sequence[int], chains: Sequence[int]) -> list[Configuration]:

@@ -13,8 +13,9 @@ from rich.table import Table
 
 from bench.decode import configurations
 from bench.figures.contract import NOISE, Difference, differences
-from bench.run.client import Answer, Configuration
+from bench.figures.values import Answer, Configuration
 from bench.run.measure import decode_all
+from bench.run.options import prompts_argument
 from bench.run.prompts import load
 from bench.run.reference import Reference, reference
 from bench.run.session import STACK_FIELDS, Session, open_session, session_options
@@ -42,7 +43,7 @@ class Comparison:
 
 
 @click.command()
-@click.argument("prompts", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@prompts_argument
 @click.option("--budgets", default="7,15,31", show_default=True, callback=int_list, help="Tree budgets to check.")
 @click.option("--chains", default="15", show_default=True, callback=int_list, help="Lengths of chains to check.")
 @click.option(
@@ -161,7 +162,7 @@ def report(results: Sequence[Comparison], dtype: str) -> int:
 
 
 def listing(results: Sequence[Comparison]) -> Iterator[str]:
-    """A line a difference."""
+    """One line for each difference."""
     for result in results:
         for number, difference in result.found:
             yield (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -17,10 +16,11 @@ import click
 from rich.table import Table
 
 from bench.decode import configurations
-from bench.run.client import Configuration, VerifyClient
+from bench.figures.values import Configuration
+from bench.run.client import VerifyClient
+from bench.run.options import json_option, prompts_argument, write_json
 from bench.run.prompts import load
 from bench.run.session import STACK_FIELDS, open_session, session_options
-from draftwood.cli import machine
 from draftwood.cli.console import err, out
 from draftwood.cli.stack.launch import run_stoppable
 from draftwood.config import VerifyConfig
@@ -89,7 +89,7 @@ class _Answer:
 async def measure_round(
     client: VerifyClient, prompts: Sequence[Sequence[int]], long_prompt: Sequence[int], way: Configuration
 ) -> Round:
-    """One answer a prompt, all at once, and then the long prompt beside them."""
+    """One answer per prompt, all at once, and then the long prompt beside them."""
     answers = [_Answer(client, prompt, way) for prompt in prompts]
     try:
         await asyncio.gather(*(answer.grow(1) for answer in answers))
@@ -111,14 +111,12 @@ async def measure_round(
 
 
 @click.command()
-@click.argument("prompts", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@prompts_argument
 @click.option("--length", type=click.IntRange(1), default=1500, show_default=True, help="Tokens of the long prompt.")
 @click.option("--running", type=click.IntRange(1), default=8, show_default=True, help="Answers beside it.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds of each algorithm.")
 @click.option("--budget", type=click.IntRange(1), default=7, show_default=True, help="Tree budget.")
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to a file."
-)
+@json_option
 @session_options()
 def prefill(
     prompts: Path | None, length: int, running: int, rounds: int, budget: int, json_path: Path | None, **values: Any
@@ -135,20 +133,14 @@ def prefill(
     """
     texts = load(prompts).texts
     results = run_stoppable(_prefill(texts, length, running, rounds, budget, values))
-    table = Table("", "ms a token\nalone", "ms a token\nbeside it", "ratio", "prompt\nseconds")
+    table = Table("", "ms per token\nalone", "ms per token\nbeside it", "ratio", "prompt\nseconds")
     for name, found in results.items():
         quiet, beside = (1e3 * median(getattr(r, field) for r in found) for field in ("alone_s", "beside_s"))
         ratio, seconds = median(r.ratio for r in found), median(r.prefill_s for r in found)
         table.add_row(name, f"{quiet:.2f}", f"{beside:.2f}", f"{ratio:.2f}", f"{seconds:.2f}")
     out.print(table)
-    if json_path is not None:
-        said = {
-            "commit": machine.commit(), "processor": machine.processor(), "cores": machine.num_cores(),
-            "length": length, "running": running, "budget": budget,
-            "rounds": {name: [asdict(r) | {"ratio": r.ratio} for r in found] for name, found in results.items()},
-        }  # fmt: skip
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    measured = {name: [asdict(r) | {"ratio": r.ratio} for r in found] for name, found in results.items()}
+    write_json({"length": length, "running": running, "budget": budget, "rounds": measured}, json_path)
 
 
 async def _prefill(

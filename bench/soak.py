@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import click
 from rich.markup import escape
 
+from bench.run.options import json_option, prompts_argument, write_json
 from bench.run.prompts import load
 from bench.run.trial import Outcome, Plan, run_trial
-from draftwood.cli import machine
 from draftwood.cli.console import out
 from draftwood.cli.options import FiniteRange
 from draftwood.cli.stack.launch import private_settings, run_stoppable
@@ -23,7 +22,7 @@ MIB = 1 << 20
 
 
 @click.command()
-@click.argument("prompts", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@prompts_argument
 @click.option(
     "--clients", type=click.IntRange(1), default=32, show_default=True, help="Clients, one request at a time."
 )
@@ -34,9 +33,7 @@ MIB = 1 << 20
     help="Seconds between SIGKILLs of the drafter, which is started again; 0 kills none.",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of what the clients ask.")
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to a file."
-)
+@json_option
 @private_settings(dtype="float32")
 def soak(prompts: Path | None, json_path: Path | None, **values: Any) -> None:
     """Load the services for minutes: nothing may be lost or wrong.
@@ -58,9 +55,7 @@ def soak(prompts: Path | None, json_path: Path | None, **values: Any) -> None:
     plan = Plan(**{name: values.pop(name) for name in names})
     outcome = run_stoppable(run_trial(load(prompts).texts, plan, values))
     report(outcome)
-    if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(to_json(outcome), indent=2) + "\n", encoding="utf-8")
+    write_json(to_json(outcome), json_path)
     raise SystemExit(1 if outcome.findings else 0)
 
 
@@ -78,7 +73,7 @@ def report(outcome: Outcome) -> None:
         f"{len(tally.differences)} answers differ from those without drafts: {outcome.close_calls} close calls, "
         f"{len(outcome.failures)} failures",
         f"resident memory of the verify service {first:.1f} to {last:.1f} MiB, "
-        f"slope {slope:.3f} ± {error:.3f} MiB a minute{judged}",
+        f"slope {slope:.3f} ± {error:.3f} MiB per minute{judged}",
         "held at the end: " + ", ".join(f"{name} {count}" for name, count in outcome.left_over.items()),
     ):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -92,9 +87,6 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
     """The result as plain values."""
     tally = asdict(outcome.tally)
     return {
-        "commit": machine.commit(),
-        "processor": machine.processor(),
-        "cores": machine.num_cores(),
         "plan": asdict(outcome.plan),
         "total": outcome.tally.total,
         "requests": tally | {"differences": len(outcome.tally.differences)},

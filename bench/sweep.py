@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from bench.decode import configurations
-from bench.figures.plot import write_plot
-from bench.figures.report import caption, print_report, sweep_table, write_json
 from bench.run.experiment import build_experiment, experiment_options, run
+from bench.run.report import publish, sweep_table
 from draftwood.cli.options import int_list
 from draftwood.cli.stack.launch import run_stoppable
 
@@ -40,10 +39,4 @@ def sweep(
       draftwood bench sweep --budgets 0,3,7,11,15 --limit 8
     """
     found = configurations(["ddtree", "dflash"], budgets, [length for length in chains if length > 0])
-    experiment = build_experiment(values, found)
-    result = run_stoppable(run(experiment))
-    print_report(result, sweep_table(result.rows))
-    if json_path is not None:
-        write_json(result, json_path)
-    if plot_path is not None:
-        write_plot(result.rows, plot_path, caption(result))
+    publish(run_stoppable(run(build_experiment(values, found))), sweep_table, json_path, plot_path)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tables import markdown
 from docs.region import rewritten
 
 ROOT = Path(__file__).parent.parent
@@ -100,9 +101,9 @@ def _gdn(result: dict[str, Any]) -> str:
         "convolution, gates and verify. Errors are relative (Frobenius) to float64, of float32 outputs; the worst over "
         f"three regimes of keys, trees and chains of up to 256 nodes, is {worst:.1e}. For one layer and 64 "
         f"nodes, verify takes {_verify_us(result, 1, 64):.1f} µs, flash-linear-attention's recurrence over a chain of "
-        f"64 {rivals['fla_chain_us']:.1f} µs ({rivals['times_fla_chain']:.1f} ×), and a state for every node "
+        f"64 {rivals['fla_chain_us']:.1f} µs ({rivals['times_fla_chain']:.1f} ×), and one state per node "
         f"{rivals['state_per_node_us']:.1f} µs ({rivals['times_state_per_node']:.1f} ×; the floor of its bytes is "
-        f"{rivals['state_per_node_floor_us']:.1f} µs), with {rivals['state_per_node_mib']:.0f} MiB of states for a "
+        f"{rivals['state_per_node_floor_us']:.1f} µs), with {rivals['state_per_node_mib']:.0f} MiB of states per "
         f"request where {rivals['memory_mib']:.0f} MiB are kept here.",
         ("batch", "nodes", "all layers, ms", "with gated norms, ms", "floor by bytes, ms", "error"),
         rows,
@@ -160,8 +161,7 @@ def _or_dash(value: float | None) -> str:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [columns, ["---:"] * len(columns), *rows]
-    return "\n".join([title, "", *("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)])
+    return f"{title}\n\n{markdown(columns, ([str(cell) for cell in row] for row in rows))}"
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def milliseconds(run: Callable[[], object], repeats: int = 15) -> float:
 
 
 def copy_bandwidth(device: torch.device, size: int = 4 << 30) -> float:
-    """Bytes read plus written a second."""
+    """Bytes read plus written per second."""
     source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     source.random_(0, 255)
     return 2 * size / (milliseconds(lambda: target.copy_(source)) / 1e3)

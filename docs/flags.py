@@ -1,6 +1,6 @@
 """Writes the flag tables of docs/operate.md from the services' configurations.
 
-    python docs/flags.py
+    python -m docs.flags
 
 The region between the two comments is this script's own: a test compares it with what the script writes.
 """

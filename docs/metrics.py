@@ -1,6 +1,6 @@
 """Writes the table of docs/telemetry.md from the definitions of the metrics.
 
-    python docs/metrics.py
+    python -m docs.metrics
 
 The region between the two comments is this script's own: a test compares it with what the script writes.
 """

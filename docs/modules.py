@@ -1,6 +1,6 @@
-"""Writes the tables of packages and modules, in docs/architecture.md and docs/modules.md, from their docstrings.
+"""Writes the packages in docs/architecture.md and the modules in docs/modules.md, by their docstrings.
 
-    python docs/modules.py
+    python -m docs.modules
 
 The regions between the comments are this script's own: a test compares them with what the script writes.
 """
@@ -8,6 +8,7 @@ The regions between the comments are this script's own: a test compares them wit
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,8 +28,8 @@ def packages() -> Iterator[Path]:
 
 def summary(path: Path) -> str:
     """The first sentence of a module's docstring, on one line."""
-    text = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0].split())
-    return text.replace("|", "\\|")
+    paragraph = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(paragraph.split()))[0]
 
 
 def link(path: Path, text: str) -> str:
@@ -37,21 +38,25 @@ def link(path: Path, text: str) -> str:
 
 
 def packages_region() -> str:
-    """A row for each package."""
-    rows = [f"| {link(p, f'{p.relative_to(ROOT)}/')} | {summary(p / '__init__.py')} |" for p in packages()]
+    """One row for each package."""
+    rows = [f"| {link(p, f'{p.relative_to(ROOT)}/')} | {_cell(summary(p / '__init__.py'))} |" for p in packages()]
     return "\n".join(["| package | what it is for |", "|---|---|", *rows])
 
 
 def modules_region() -> str:
-    """A table of modules for each package."""
-    return "\n\n".join(_table(package) for package in packages())
+    """A list of modules for each package."""
+    return "\n\n".join(_list(package) for package in packages())
 
 
-def _table(package: Path) -> str:
+def _list(package: Path) -> str:
     files = [path for path in sorted(package.glob("*.py")) if path.name != "__init__.py"]
-    rows = [f"| {link(path, path.name)} | {summary(path)} |" for path in files]
+    lines = [f"- {link(path, path.name)}: {summary(path)}" for path in files]
     head = [f"### {package.relative_to(ROOT)}", "", summary(package / "__init__.py")]
-    return "\n".join([*head, *(["", "| module | |", "|---|---|", *rows] if rows else [])])
+    return "\n".join([*head, *(["", *lines] if lines else [])])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def write(name: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Configuration: one frozen dataclass a service, validated on construction, and the flags generated from its fields.
+"""Configuration: one frozen dataclass per service, validated on construction, and the flags generated from its fields.
 
 Every field carries its help text and its limits. Values that depend on the machine or the model stay 0 or "auto" here
 and are resolved by the service that reads them, into values of its own; a config is never changed.
@@ -135,7 +135,7 @@ class ServiceConfig(PeerConfig):
         "", "OpenTelemetry collector that traces go to, as http://HOST:4317 (OTLP over gRPC); empty sends none."
     )
     trace_file: str = setting(
-        "", "File that finished spans are appended to, one JSON object a line; empty writes none."
+        "", "File that finished spans are appended to, one JSON object per line; empty writes none."
     )
     trace_ratio: float = setting(
         1.0,
@@ -177,7 +177,7 @@ class ModelConfig(ServiceConfig):
         "Longest sequence in tokens, prompt and answer together; 0 takes the model's own, at most 8192.",
         limits=(0, 1 << 20),
     )
-    page_size: int = setting(64, "Tokens a KV page; a GPU is fastest with multiples of 64.", limits=(1, 1024))
+    page_size: int = setting(64, "Tokens per KV page; a GPU is fastest with multiples of 64.", limits=(1, 1024))
     compile: bool = setting(True, "Whether steps are compiled; the first start takes longer, later ones use the cache.")
     draft_window: int = setting(
         0, "Tokens of context that the drafter sees; 0 takes what its checkpoint says.", limits=(0, 1 << 20)
@@ -218,7 +218,7 @@ class VerifyConfig(ModelConfig):
         "Nodes of a tree without the root; 0 picks the device's usual: 7 on a CPU, 31 on a GPU.",
     )
     max_tree_budget: int = setting(63, "Largest tree budget that a request may ask for.", limits=(1, MAX_TREE_BUDGET))
-    tree_width_cap: int = setting(16, "Candidates a depth of the tree at most.", limits=(1, MAX_WIDTH))
+    tree_width_cap: int = setting(16, "Candidates per depth of the tree at most.", limits=(1, MAX_WIDTH))
     tree_spine: bool = setting(False, "Whether the whole likeliest chain goes into a tree first.")
     shadow_linear: bool = setting(
         False,
@@ -240,7 +240,7 @@ class VerifyConfig(ModelConfig):
     prefill_tokens: int = setting(
         256,
         "Prompt tokens in one pass at most, over several prompts. Beside answers that are being decoded a pass has at "
-        "most 64, and the passes together take two fifths of the steps' time.",
+        "most 64, and the passes together take two fifths of the steps' time, or more where many prompts wait.",
         limits=(1, 1 << 20),
     )
     draft_timeout_ms: int = setting(
@@ -279,7 +279,7 @@ class GatewayConfig(ServiceConfig):
     request_timeout_s: float = setting(600.0, "Longest time for one request.", limits=(0.1, 86_400))
     https_cert: str = setting("", "File with the certificate that the API shows; turns HTTPS on.")
     https_key: str = setting("", "File with its private key.")
-    api_key_file: str = setting("", "File with API keys, one a line; requests must carry one of them.")
+    api_key_file: str = setting("", "File with API keys, one per line; requests must carry one of them.")
     drain_timeout_s: float = setting(
         10.0,
         "At a stop, how long answers that are under way may go on; new connections are refused meanwhile.",

@@ -1,1 +1,1 @@
-"""Figures out of what was measured. Pure functions, tables and plots."""
+"""Figures out of what was measured: values, pure functions, and a plot. Knows nothing of services."""

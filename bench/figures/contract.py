@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.run.reference import Judgement
+from bench.figures.values import Judgement
 
 # Numeric noise of a logit, as a share of the largest one. float32: two implementations of the embedded target agree to
 # 1e-5 on logits of about 20; the bound leaves a factor of a hundred for deeper models. Reduced formats lose more in

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from bench.run.client import SHADOW, Configuration, Stats
+from bench.figures.values import SHADOW, Configuration, Stats
 
 STAGES = ("draft", "tree", "verify", "accept", "commit")
 RESAMPLES = 2000
@@ -46,14 +46,14 @@ class Row:
     ratio_to_none: float | None
     ratio_to_none_interval: tuple[float, float] | None
     ratio_to_linear: float | None
-    num_tokens: int  # a round
-    num_steps: int  # a round
+    num_tokens: int  # per round
+    num_steps: int  # per round
     tokens_per_step: float
     shadow_tokens_per_step: float | None  # what the tree would have given beside the chain
     drafted_per_step: float
     acceptance_by_depth: tuple[float, ...]
     ms_per_step: float
-    stage_ms: dict[str, float]  # a step
+    stage_ms: dict[str, float]  # per step
     transport_p50_ms: float | None
     fallback_steps: int
     rounds_tokens_per_s: tuple[float, ...]
@@ -130,7 +130,7 @@ def _shadow(name: str, total: Stats, tokens_per_step: float) -> float | None:
 
 
 def rows(samples: dict[Configuration, list[Sample]]) -> list[Row]:
-    """A row a configuration, compared with plain decoding and with the fastest chain where they were measured."""
+    """One row per configuration, compared with plain decoding and with the fastest chain where they were measured."""
     none = next((found for key, found in samples.items() if key.algorithm == "none"), None)
     chains = [found for key, found in samples.items() if key.algorithm == "dflash"]
     linear = max(chains, key=lambda found: median(sample.tokens_per_s for sample in found), default=None)

@@ -1,1 +1,1 @@
-"""What is measured, while it is measured: services, prompts, rounds, crowds, the reference."""
+"""What measures: services, prompts, rounds, crowds, the reference, and the report at the end."""

@@ -1,16 +1,15 @@
-"""Client of the verify service for benchmarks. Proto types stop here: the rest of `bench` sees the values below."""
+"""Client of the verify service for benchmarks. Proto types stop here: the rest of `bench` sees bench.figures.values."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, fields
-from itertools import zip_longest
 from typing import Self
 
 import grpc.aio
 
+from bench.figures.values import SHADOW, Answer, Configuration, Stats, Target, scalars
 from draftwood.errors import InternalError, UnavailableError
 from draftwood.rpc.conventions import from_rpc_error
 from draftwood.rpc.wire import ALGORITHM_TO_WIRE, sampling_to_wire
@@ -20,94 +19,6 @@ from draftwood.v1 import verify_pb2, verify_pb2_grpc
 
 CALL_TIMEOUT_S = 600.0
 HANG_UP_S = 0.02  # after which a request that nothing is waited for is given up
-SHADOW = "shadow"
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """A way to decode: an algorithm and its budget in nodes without the root. `shadow` is a chain with the tree
-    verified beside it."""
-
-    algorithm: str
-    tree_budget: int = 0
-
-    @property
-    def name(self) -> str:
-        """As tables and plots call it."""
-        return self.algorithm if self.tree_budget == 0 else f"{self.algorithm} {self.tree_budget}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stats:
-    """Figures of one answer, or of several added up."""
-
-    num_steps: int = 0
-    num_drafted_steps: int = 0
-    num_drafted_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_fallback_steps: int = 0
-    shadow_tree_tokens: int = 0
-    decode_us: int = 0
-    prefill_us: int = 0
-    queue_us: int = 0
-    draft_us: int = 0
-    tree_us: int = 0
-    verify_us: int = 0
-    accept_us: int = 0
-    commit_us: int = 0
-    drafter_busy_us: int = 0
-    accepted_histogram: tuple[int, ...] = ()  # entry d: steps that accepted exactly d
-    drafted_by_depth: tuple[int, ...] = ()  # entry d: drafted steps whose tree reached depth d + 1
-    transport_p50_us: tuple[int, ...] = ()  # one an answer
-
-    @classmethod
-    def from_proto(cls, message: verify_pb2.GenerateStats) -> Self:
-        """The message's values."""
-        return cls(
-            **{name: getattr(message, name) for name in _scalars(cls)},
-            accepted_histogram=tuple(message.accepted_histogram),
-            drafted_by_depth=tuple(message.drafted_by_depth),
-            transport_p50_us=(message.transport_p50_us,) if message.num_drafted_steps else (),
-        )
-
-    def __add__(self, other: Stats) -> Stats:
-        return Stats(
-            **{name: getattr(self, name) + getattr(other, name) for name in _scalars(Stats)},
-            accepted_histogram=_add(self.accepted_histogram, other.accepted_histogram),
-            drafted_by_depth=_add(self.drafted_by_depth, other.drafted_by_depth),
-            transport_p50_us=self.transport_p50_us + other.transport_p50_us,
-        )
-
-
-def _scalars(kind: type[Stats]) -> list[str]:
-    """Names of the fields that are whole numbers."""
-    return [spec.name for spec in fields(kind) if spec.default == 0]
-
-
-def _add(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    return tuple(x + y for x, y in zip_longest(a, b, fillvalue=0))
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One decoded prompt; `token_ids` include the stop token."""
-
-    token_ids: tuple[int, ...]
-    stats: Stats
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """What the verify service says of itself."""
-
-    model_id: str
-    model_type: str
-    dtype: str
-    tokenizer_hash: str
-    max_tree_budget: int
-    max_batch: int
-    drafter_status: str
-    draft_model_id: str
 
 
 class VerifyClient:
@@ -218,4 +129,13 @@ def _request(
 def _finish(token_ids: list[int], message: verify_pb2.GenerateFinished) -> Answer:
     if message.reason == verify_pb2.FINISH_REASON_ABORTED:
         raise UnavailableError("the verify service took the request back")
-    return Answer(tuple(token_ids), Stats.from_proto(message.stats))
+    return Answer(tuple(token_ids), _stats(message.stats))
+
+
+def _stats(message: verify_pb2.GenerateStats) -> Stats:
+    return Stats(
+        **{name: getattr(message, name) for name in scalars(Stats)},
+        accepted_histogram=tuple(message.accepted_histogram),
+        drafted_by_depth=tuple(message.drafted_by_depth),
+        transport_p50_us=(message.transport_p50_us,) if message.num_drafted_steps else (),
+    )

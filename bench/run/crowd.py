@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bench.run.client import Answer, Configuration, VerifyClient
+from bench.figures.values import Answer, Configuration
+from bench.run.client import VerifyClient
 from draftwood.errors import DraftwoodError, OverloadedError
 from draftwood.sampling import SamplingParams
 

@@ -12,8 +12,9 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.figures.figures import Row, rows
-from bench.run.client import SHADOW, Answer, Configuration, Target
+from bench.figures.values import SHADOW, Answer, Configuration, Target
 from bench.run.measure import DEFAULT_ROUNDS, MIN_REPETITIONS, Plan, enough_rounds, measure
+from bench.run.options import json_option, prompts_argument
 from bench.run.prompts import PromptSet, load
 from bench.run.reference import Reference, reference
 from bench.run.session import STACK_FIELDS, Session, open_session, session_options
@@ -59,14 +60,13 @@ class Result:
 
 def experiment_options(function: AnyFunction) -> AnyFunction:
     """The argument and options that `Experiment` is built from, the configurations excepted."""
-    path = click.Path(dir_okay=False, path_type=Path)
     options = [
-        click.argument("prompts", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+        prompts_argument,
         click.option(
             "--rounds",
             type=click.IntRange(1),
             help=f"Rounds; in each, every configuration decodes all prompts once. Without it {DEFAULT_ROUNDS}, or with "
-            f"few prompts as many as give {MIN_REPETITIONS} answers a configuration.",
+            f"few prompts as many as give {MIN_REPETITIONS} answers of each configuration.",
         ),
         click.option("--limit", type=click.IntRange(1), help="Use only the first prompts."),
         click.option(
@@ -88,8 +88,13 @@ def experiment_options(function: AnyFunction) -> AnyFunction:
             is_flag=True,
             help="Measure transformers' generate too, in the same rounds, with the same threads.",
         ),
-        click.option("--json", "json_path", type=path, help="Write the results to a file, with what they depend on."),
-        click.option("--plot", "plot_path", type=path, help="Draw tokens/s and tokens per step to a PNG file."),
+        json_option,
+        click.option(
+            "--plot",
+            "plot_path",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Draw tokens/s and tokens per step to a PNG file.",
+        ),
         session_options(),
     ]
     for option in reversed(options):
@@ -159,7 +164,7 @@ def _decoder(experiment: Experiment, session: Session, rival: Reference | None) 
 
 
 class _Progress:
-    """A bar with the configuration being measured; without a terminal, a line a round."""
+    """A bar with the configuration being measured; without a terminal, one line per round."""
 
     def __init__(self, total: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

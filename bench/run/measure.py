@@ -1,4 +1,4 @@
-"""Measured rounds: every configuration once a round over all prompts, the order rotated from round to round."""
+"""Measured rounds: in each, every configuration decodes all prompts once, the order rotated from round to round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from bench.figures.figures import Sample
-from bench.run.client import Answer, Configuration, Stats
+from bench.figures.values import Answer, Configuration, Stats
 
 DEFAULT_ROUNDS = 5
 MIN_REPETITIONS = 20
@@ -28,12 +28,12 @@ class Plan:
 
 
 def enough_rounds(rounds: int | None, num_prompts: int) -> int:
-    """`rounds` where given; else DEFAULT_ROUNDS, or as many more as give MIN_REPETITIONS answers a configuration."""
+    """`rounds` if given; else DEFAULT_ROUNDS, or as many more as give MIN_REPETITIONS answers each."""
     return rounds or max(DEFAULT_ROUNDS, -(-MIN_REPETITIONS // num_prompts))
 
 
 async def measure(plan: Plan, decode: Decode, advance: Callable[[str], None]) -> dict[Configuration, list[Sample]]:
-    """Samples by configuration, one a round. `advance` is told the configuration before each; warm-up comes first."""
+    """Samples by configuration, one per round. `advance` is told the configuration before each; warm-up comes first."""
     for configuration in plan.configurations:
         advance(f"warm-up, {configuration.name}")
         await _sample(plan, plan.prompts[:WARM_UP_PROMPTS], configuration, decode)

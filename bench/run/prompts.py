@@ -38,7 +38,7 @@ class PromptSet:
 
 
 def load(path: Path | None) -> PromptSet:
-    """Reads JSON lines with one of KEYS, of `turns` the first, or plain text with a prompt a line.
+    """Reads JSON lines with one of KEYS, of `turns` the first, or plain text with one prompt per line.
 
     None reads the shipped set. Raises InvalidRequestError naming file and line.
     """

@@ -7,27 +7,16 @@ import json
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.run.client import Answer, Stats
+from bench.figures.values import Answer, Judgement, Stats
 from draftwood.cli.stack.environment import service_environment
 from draftwood.cli.stack.process import launch_command
 from draftwood.errors import InternalError
 
 WORKER = "bench.run.reference_worker"
 _MAX_LINE_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What the reference says at one position of somebody's answer, given all tokens before it."""
-
-    best_id: int
-    best: float  # the best logit
-    second: float  # the second-best one
-    chosen: float  # that of the token in the answer
 
 
 class Reference:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from bench.run.client import Target, VerifyClient
+from bench.figures.values import Target
+from bench.run.client import VerifyClient
 from bench.run.prompts import PromptEncoder
 from draftwood import checkpoint
 from draftwood.cli.machine import peak_memory_bytes

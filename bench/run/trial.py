@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.figures.contract import differences
 from bench.figures.slope import Slope, fit
-from bench.run.client import Configuration, VerifyClient
+from bench.figures.values import Configuration
+from bench.run.client import VerifyClient
 from bench.run.crowd import LENGTHS, Crowd, Tally
 from bench.run.measure import decode_all
 from bench.run.prompts import PromptEncoder

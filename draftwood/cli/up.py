@@ -65,12 +65,12 @@ _OWN = MODEL_FIELDS | {"host", "port", "drafter", "verify", "target"}
 @settings(DraftConfig, skip=_OWN)
 @settings(VerifyConfig, skip=_OWN)
 @settings(GatewayConfig, skip=(*_OWN, "drain_timeout_s"))
-def up(no_draft: bool, **values: Any) -> None:
+def up(*, no_draft: bool, **values: Any) -> None:
     """Start all three services and keep them running.
 
-    One line a service says when it is ready. A drafter that dies is started again while the others go on; when the
-    verify service or the gateway dies, everything is stopped and the exit code is 1. Ctrl-C and SIGTERM stop everything
-    in order; a second Ctrl-C kills. No service outlives this command, not even when it is killed.
+    One line for each service says when it is ready. A drafter that dies is started again while the others go on; when
+    the verify service or the gateway dies, everything is stopped and the exit code is 1. Ctrl-C and SIGTERM stop
+    everything in order; a second Ctrl-C kills. No service outlives this command, not even when it is killed.
 
     \b
     Examples:

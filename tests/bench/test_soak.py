@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.figures.slope import MIN_BLOCKS, Slope, fit
-from bench.run.client import Answer, Configuration, Stats
+from bench.figures.values import Answer, Configuration, Stats
 from bench.run.crowd import Crowd, Tally, hangs_up
 from bench.run.trial import Outcome, Plan
 from draftwood.errors import InternalError, OverloadedError

@@ -10,7 +10,7 @@ from docs import flags, metrics, modules
 
 def test_the_flag_tables_are_current() -> None:
     text = flags.PAGE.read_text(encoding="utf-8")
-    assert flags.write(text) == text, "run `python docs/flags.py`"
+    assert flags.write(text) == text, "run `python -m docs.flags`"
 
 
 def test_every_setting_of_every_service_has_a_row() -> None:
@@ -24,7 +24,7 @@ def test_every_setting_of_every_service_has_a_row() -> None:
 
 def test_the_table_of_metrics_is_current() -> None:
     text = metrics.PAGE.read_text(encoding="utf-8")
-    assert metrics.write(text) == text, "run `python docs/metrics.py`"
+    assert metrics.write(text) == text, "run `python -m docs.metrics`"
 
 
 @pytest.mark.parametrize("region", modules.PAGES)

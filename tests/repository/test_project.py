@@ -69,6 +69,18 @@ def test_modules_say_what_they_are_for() -> None:
     assert [str(path.relative_to(ROOT)) for path in silent] == []
 
 
+def test_tests_lie_where_their_module_does() -> None:
+    """A test of a package is `tests/PACKAGE/FOLDER/test_MODULE.py`, or `test_MODULE_ASPECT.py`."""
+    modules = [path.relative_to(ROOT).with_suffix("") for path in source_files()]
+    stray: list[str] = []
+    for path in (path for package in PACKAGES for path in (ROOT / "tests" / package).rglob("test_*.py")):
+        subject = path.relative_to(ROOT / "tests").with_name(path.stem.removeprefix("test_"))
+        beside = [module.name for module in modules if module.parent == subject.parent]
+        if not any(f"{subject.name}_".startswith(f"{name}_") for name in beside):
+            stray.append(str(path.relative_to(ROOT)))
+    assert stray == []
+
+
 def test_gateway_runs_without_torch() -> None:
     """The import contract sees import statements; this sees what is really imported."""
     files = [path for path in source_files() if path.parts[len(ROOT.parts)] == "gateway" and path.stem != "__main__"]

@@ -18,7 +18,7 @@ import click
 import httpx
 import pytest
 
-from benchmarks import tables
+from benchmarks import plot, tables
 from draftwood.cli import main
 from draftwood.cli.groups import LazyGroup
 from draftwood.cli.stack.launch import private_config
@@ -76,9 +76,7 @@ FLAGS = {path: flags_of(command) for path, command in commands(main)}
 
 
 def test_readme_is_short() -> None:
-    """The table of results, which grows with what was measured, is not counted."""
-    before, _, rest = README.read_text().partition("<!-- results:begin -->")
-    assert len((before + rest.partition("<!-- results:end -->")[2]).splitlines()) <= 150
+    assert len(README.read_text().splitlines()) <= 130
 
 
 def test_quickstart_is_two_make_targets() -> None:
@@ -156,7 +154,7 @@ def test_commands_exist_and_take_their_flags(document: Path) -> None:
 def test_files_exist(document: Path) -> None:
     """Files of ours that are named, with or without their folder."""
     present = [str(path.relative_to(ROOT)) for package in FOLDERS for path in (ROOT / package).rglob("*.*")]
-    text = re.sub(r"<!-- results:begin -->.*?<!-- results:end -->", "", document.read_text(), flags=re.DOTALL)
+    text = re.sub(r"<sub>.*</sub>", "", document.read_text())  # captions name the prompts of the time
     named = re.findall(r"(?<![\w./-])[a-z][\w/]*\.(?:py|proto|jsonl)\b", text)
     assert [name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in present)] == []
 
@@ -210,10 +208,19 @@ async def post_curl_example(ports: dict[str, str]) -> None:
     assert response.json()["choices"][0]["message"]["content"]
 
 
-def test_results_are_what_the_script_writes() -> None:
-    text = README.read_text()
-    inner = tables.region(tables.read_results(tables.RESULTS))
-    assert tables.rewritten(text, inner) == text, "run `python benchmarks/tables.py`"
+@pytest.mark.parametrize("page", tables.REGIONS, ids=lambda path: path.name)
+def test_results_are_what_the_script_writes(page: Path) -> None:
+    text = page.read_text()
+    assert tables.write(page, text) == text, "run `python -m benchmarks.tables`"
+
+
+def test_the_plot_is_what_the_script_draws(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    committed = tables.PICTURE.read_text()
+    if f"Matplotlib v{matplotlib.__version__}," not in committed:
+        pytest.skip("drawn by another release of matplotlib")
+    plot.write(tables.read(tables.SWEEP)["results"], tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_text() == committed, "run `python -m benchmarks.tables`"
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -246,7 +253,7 @@ def result(**changes: Any) -> dict[str, Any]:
 def test_tables_show_rows_and_what_they_depend_on(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(json.dumps(result(processor="Another CPU")))
     (tmp_path / "a.json").write_text(json.dumps(result()))
-    text = tables.region(tables.read_results(tmp_path))
+    text = tables.decoding(tables.read_decoding(tmp_path))
     assert "| no drafts | 100.0 [98.0–103.0] | 1.00× | 1.00 | – | 10.00 |" in text
     assert "| tree, 15 nodes | 250.0 [98.0–103.0] | 2.50× [2.40–2.55] | 4.60 | 15.0 | 18.40 |" in text
     assert "| transformers `generate` | 100.0 [98.0–103.0] | – | 1.00 | – | 10.00 |" in text
@@ -258,13 +265,15 @@ def test_tables_show_rows_and_what_they_depend_on(tmp_path: Path) -> None:
 def test_tables_refuse_what_they_do_not_know(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(ValueError, match=r"a\.json is no result"):
-        tables.read_results(tmp_path)
+        tables.read_decoding(tmp_path)
     with pytest.raises(ValueError, match="not there once"):
-        tables.rewritten("no region", "")
+        tables.write(README, "no region")
 
 
 def test_tables_change_nothing_but_their_region() -> None:
-    before = f"above\n{tables.BEGIN}\nold\n{tables.END}\nbelow\n"
-    after = tables.rewritten(before, "new")
-    assert after == before.replace("old", "new")
-    assert tables.rewritten(after, "new") == after
+    names = tables.REGIONS[README]
+    before = "above\n" + "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\nbelow\n" for name in names)
+    after = tables.write(README, before)
+    kept = re.sub(r":begin -->.*?<!-- ", ":begin -->\nold\n<!-- ", after, flags=re.DOTALL)
+    assert (kept, "old" in after) == (before, False)
+    assert tables.write(README, after) == after

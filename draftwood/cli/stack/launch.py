@@ -94,8 +94,8 @@ def run_stoppable(work: Coroutine[Any, Any, Value]) -> Value:
 async def private_stack(
     config: StackConfig, *, restart_delays_s: Sequence[float] = RESTART_DELAYS_S
 ) -> AsyncGenerator[Stack]:
-    """A running stack for one command, stopped afterwards; a spinner, or without a terminal a line each, shows what is
-    being waited for."""
+    """A running stack for one command, stopped afterwards. A spinner shows what is waited for, or without a terminal
+    one line for each."""
     with err.status("Starting the services…") as status:
 
         def notify(name: str, text: str) -> None:

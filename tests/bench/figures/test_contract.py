@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bench.exact import Comparison, listing, report
 from bench.figures.contract import NOISE, differences, first_difference
-from bench.run.client import Configuration
-from bench.run.reference import Judgement
+from bench.figures.values import Configuration, Judgement
 
 CLEAR = 5.0
 

@@ -16,11 +16,12 @@ from rich.console import Console
 from bench.decode import configurations
 from bench.figures.figures import Sample, acceptance_by_depth, bootstrap_interval, round_ratios, rows, summarise
 from bench.figures.plot import write_plot
-from bench.figures.report import caption, decode_table, print_report, stage_table, sweep_table, write_json
-from bench.run.client import Answer, Configuration, Stats, Target
+from bench.figures.values import Answer, Configuration, Stats, Target
 from bench.run.experiment import Experiment, Result
 from bench.run.measure import Plan, decode_all, enough_rounds, measure
+from bench.run.options import write_json
 from bench.run.prompts import PromptSet
+from bench.run.report import caption, decode_table, print_report, stage_table, sweep_table, to_json
 from draftwood.errors import ConfigError
 from draftwood.sampling import SamplingParams
 
@@ -174,7 +175,7 @@ def result() -> Result:
 
 def test_reports_for_people(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(width=120, record=True)
-    monkeypatch.setattr("bench.figures.report.out", console)
+    monkeypatch.setattr("bench.run.report.out", console)
     for table in (decode_table(result.rows), sweep_table(result.rows)):
         print_report(result, table)
         text = console.export_text()
@@ -202,7 +203,7 @@ def test_tables_of_fast_models_fit_into_80_columns(result: Result) -> None:
 
 def test_reports_for_programs(result: Result, tmp_path: Path) -> None:
     path = tmp_path / "new" / "result.json"
-    write_json(result, path)
+    write_json(to_json(result), path)
     written = json.loads(path.read_text())
     for key in ("commit", "processor", "cores", "versions", "target", "experiment", "results", "peak_memory_bytes"):
         assert key in written

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import zip_longest
@@ -16,12 +15,24 @@ from rich import box
 from rich.table import Table
 
 from bench.figures.figures import CONFIDENCE, STAGES, Row
+from bench.figures.plot import write_plot
 from bench.run.experiment import Experiment, Result
+from bench.run.options import write_json
 from draftwood.cli import machine
 from draftwood.cli.console import out
 
 MIB = 1 << 20
 INTERVAL = f"{CONFIDENCE:.0%}"  # heading of the column beside a figure
+
+
+def publish(
+    result: Result, table: Callable[[Sequence[Row]], Table], json_path: Path | None, plot_path: Path | None
+) -> None:
+    """Prints the result with its main table, and writes the files that were asked for."""
+    print_report(result, table(result.rows))
+    write_json(to_json(result), json_path)
+    if plot_path is not None:
+        write_plot(result.rows, plot_path, caption(result))
 
 
 def print_report(result: Result, table: Table) -> None:
@@ -76,7 +87,7 @@ def sweep_table(rows: Sequence[Row]) -> Table:
 
 def stage_table(rows: Sequence[Row]) -> Table:
     """Step times by stage; nothing is known of transformers' stages."""
-    table = _table("Milliseconds a step", ("", "step", *STAGES, "transport\np50"))
+    table = _table("Milliseconds per step", ("", "step", *STAGES, "transport\np50"))
     for row in rows:
         known = any(row.stage_ms.values())
         stages = [f"{row.stage_ms[stage]:.2f}" if known else "-" for stage in STAGES]
@@ -135,21 +146,12 @@ def mean_length(result: Result) -> float:
     return sum(row.num_tokens / num_prompts + 1 for row in result.rows) / len(result.rows)
 
 
-def write_json(result: Result, path: Path) -> None:
-    """Everything, with what it depends on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(to_json(result), indent=2) + "\n", encoding="utf-8")
-
-
 def to_json(result: Result) -> dict[str, Any]:
-    """Results as plain values."""
+    """Results as plain values; `write_json` adds the machine."""
     return {
         "command": shlex.join(["draftwood", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": machine.commit(),
         "versions": machine.versions(),
-        "processor": machine.processor(),
-        "cores": machine.num_cores(),
         "target": asdict(result.target),
         "experiment": experiment_to_json(result.experiment) | {"mean_answer_tokens": round(mean_length(result), 1)},
         "peak_memory_bytes": result.peak_memory,
