@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from verify_service.cpu.step_inputs import StepInputs
-from verify_service.kernels.reference.tree_attention import tree_attention
+from verify_service.kernels.reference.tree_attention import attention_over_tree
 
 NAME = "draftwood_tree"
 
@@ -46,7 +46,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attends to the committed prefix and to the node's ancestors."""
     del module, attention_mask, dropout
-    out = tree_attention(
+    out = attention_over_tree(
         query,
         key,
         value,

@@ -16,7 +16,7 @@ from verify_service.cache.pools import Pools
 from verify_service.core.target_spec import GDN, MAMBA2, RecurrentShape
 from verify_service.cpu.target import CommitInputs
 from verify_service.kernels.reference.gdn_commit import gdn_commit_one
-from verify_service.kernels.reference.kv_commit import kv_commit
+from verify_service.kernels.reference.kv_commit import commit_rows
 from verify_service.kernels.reference.mamba2_commit import mamba2_commit_one
 from verify_service.kernels.reference.tree_conv import commit_window
 
@@ -47,8 +47,8 @@ class Committer:
         """Commits a path of batch row `row` of the last pass."""
         pools = self.pools
         nodes, destination = torch.tensor(path), torch.from_numpy(slots)
-        kv_commit(pools.keys, commit_inputs.keys[:, row], nodes, destination)
-        kv_commit(pools.values, commit_inputs.values[:, row], nodes, destination)
+        commit_rows(pools.keys, commit_inputs.keys[:, row], nodes, destination)
+        commit_rows(pools.values, commit_inputs.values[:, row], nodes, destination)
         if features is not None:
             pools.features.index_copy_(0, destination, features)
         if pools.windows.shape[0]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from draftwood.device.layers import PackedLinear, packed
 from verify_service.cpu.step_inputs import StepInputs
 from verify_service.cpu.views import RecurrentView
-from verify_service.kernels.reference.gdn_verify import gdn_verify
+from verify_service.kernels.reference.gdn_verify import gdn_over_tree
 from verify_service.kernels.reference.tree_conv import tree_conv
 
 MIXERS = frozenset({"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"})
@@ -75,7 +75,7 @@ class TreeGatedDeltaNet(nn.Module):
         beta = beta.sigmoid().float()
         g = self.decay * F.softplus(a.float() + self.dt_bias)
         state = recurrent.states.index_select(0, step.state_slots)
-        out = gdn_verify(q, k, v, g, beta, state, step.ancestor_mask, step.ancestor_bias)
+        out = gdn_over_tree(q, k, v, g, beta, state, step.ancestor_mask, step.ancestor_bias)
         recurrent.inputs.copy_(inputs)
         recurrent.k.copy_(k)
         recurrent.v.copy_(v)

@@ -17,7 +17,7 @@ from draftwood.device.layers import packed
 from draftwood.errors import UnsupportedModelError
 from verify_service.cpu.step_inputs import StepInputs
 from verify_service.cpu.views import RecurrentView
-from verify_service.kernels.reference.mamba2_verify import mamba2_verify
+from verify_service.kernels.reference.mamba2_verify import mamba2_over_tree
 from verify_service.kernels.reference.tree_conv import tree_conv
 
 MIXERS = frozenset({"NemotronHMamba2Mixer", "GraniteMoeHybridMambaLayer", "FalconH1Mixer", "BambaMixer", "Mamba2Mixer"})
@@ -106,7 +106,7 @@ class TreeMamba2(nn.Module):
         dt = dt.float()
         g = self.decay * dt
         state = recurrent.states.index_select(0, step.state_slots)
-        out = mamba2_verify(queries, keys, x, g, dt, state, step.ancestor_mask, step.ancestor_bias) + self.skip * x
+        out = mamba2_over_tree(queries, keys, x, g, dt, state, step.ancestor_mask, step.ancestor_bias) + self.skip * x
         recurrent.inputs.copy_(inputs)
         recurrent.k.copy_(keys)
         recurrent.v.copy_(x)

@@ -21,8 +21,8 @@ from tests.verify_service.oracles import (
     relative_error,
 )
 from verify_service.kernels.reference.gdn_commit import gdn_commit_one
-from verify_service.kernels.reference.gdn_verify import gdn_verify
-from verify_service.kernels.reference.kv_commit import kv_commit
+from verify_service.kernels.reference.gdn_verify import gdn_over_tree
+from verify_service.kernels.reference.kv_commit import commit_rows
 from verify_service.kernels.reference.tree_conv import commit_window, tree_conv
 
 SIZES = (1, 2, 7, 40, 64)
@@ -32,7 +32,7 @@ TOLERANCE = 2e-6
 
 def verify(x: GdnInputs, trees: Sequence[Sequence[int]]) -> Tensor:
     before = x.state.clone()
-    out = gdn_verify(x.q, x.k, x.v, x.g, x.beta, x.state, *masks(trees, x.k.shape[1]))
+    out = gdn_over_tree(x.q, x.k, x.v, x.g, x.beta, x.state, *masks(trees, x.k.shape[1]))
     assert torch.equal(x.state, before)  # a verify pass changes no committed state
     return out
 
@@ -212,7 +212,7 @@ def test_commit_window_keeps_the_newest(length: int) -> None:
 def test_kv_commit_moves_the_path_and_nothing_else(path: list[int]) -> None:
     pool, nodes = torch.randn(2, 3, 40, 5), torch.randn(2, 3, 8, 5)
     slots, before = torch.randperm(40)[: len(path)], pool.clone()
-    kv_commit(pool, nodes, torch.tensor(path), slots)
+    commit_rows(pool, nodes, torch.tensor(path), slots)
     for i, node in enumerate(path):
         assert torch.equal(pool[:, :, slots[i]], nodes[:, :, node])
     untouched = torch.ones(40, dtype=torch.bool)

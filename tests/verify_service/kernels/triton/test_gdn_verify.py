@@ -13,7 +13,9 @@ from torch import Tensor
 from draftwood.errors import UnsupportedModelError
 from tests.kernels.trees import Trees, poisoned
 from tests.verify_service.oracles import REGIMES, GdnInputs, gdn_paths, relative_error
-from verify_service.kernels.triton.gdn_verify import GatedNorm, GdnScratch, gdn_scratch, gdn_verify, gdn_verify_plain
+from verify_service.kernels.arguments import GatedNorm, LayerCommitInputs
+from verify_service.kernels.reference import gdn_verify as reference
+from verify_service.kernels.triton.gdn_verify import GdnVerify
 
 TOLERANCE = 2e-6
 
@@ -26,7 +28,6 @@ class Layer:
     conv: Tensor
     norms: Tensor
     states: Tensor
-    slots: Tensor
 
     @classmethod
     def of(cls, drawn: GdnInputs, device: torch.device, dtype: torch.dtype) -> Layer:
@@ -38,11 +39,10 @@ class Layer:
         q, k = (raw.double() * norms[..., None]).split(hk, 2)
         v = drawn.v.to(dtype).float()
         conv = torch.cat([raw.flatten(2), v.flatten(2)], -1).to(dtype)
-        slots = torch.arange(b, 0, -1, dtype=torch.int32)
         states = torch.full((b + 2, hv, dv, dk), torch.nan)
-        states[slots.long()] = drawn.state
+        states[torch.arange(b, 0, -1)] = drawn.state
         exact = replace(drawn, q=q, k=k, v=v, g=drawn.g.to(device), beta=drawn.beta.to(device))
-        return cls(exact, conv.to(device), norms.float().to(device), states.to(device), slots.to(device))
+        return cls(exact, conv.to(device), norms.float().to(device), states.to(device))
 
     def run(self, trees: Trees, *, norm: GatedNorm | None = None, plain: bool = False) -> Tensor:
         b, n, _ = self.conv.shape
@@ -51,20 +51,22 @@ class Layer:
         dtype = torch.float32 if norm is None else norm.gate.dtype
         out = poisoned(b, n, hv, dv, dtype=dtype, device=device)
         before = self.states.clone()
-        kernel = gdn_verify_plain if plain else gdn_verify
-        kernel(
-            self.conv, self.norms, self.drawn.g, self.drawn.beta, trees.ancestors, self.states, self.slots, out,
-            dirty(gdn_scratch(b, n, hv, dv, device)), norm,
-        )  # fmt: skip
+        nothing = torch.empty(0, device=device)
+        inputs = LayerCommitInputs(nothing, self.conv, self.norms, self.drawn.g, self.drawn.beta)
+        kernel = reference.gdn_verify if plain else dirty_kernel(b, n, hv, dv, device)
+        kernel(inputs, trees.metadata, self.states, norm, out)
         assert torch.equal(self.states.nan_to_num(), before.nan_to_num())  # a verify pass changes no committed state
         assert not out.isnan().any()
         return out
 
 
-def dirty(scratch: GdnScratch) -> GdnScratch:
-    for name in ("matrices", "factors", "solve", "carried"):
-        getattr(scratch, name).fill_(torch.nan)
-    return scratch
+def dirty_kernel(b: int, n: int, hv: int, dv: int, device: torch.device) -> GdnVerify:
+    """The launcher, its scratch memory full of NaN."""
+    kernel = GdnVerify()
+    scratch = kernel.scratch(b, n, hv, dv, device)
+    for tensor in (scratch.matrices, scratch.factors, scratch.solve, scratch.carried):
+        tensor.fill_(torch.nan)
+    return kernel
 
 
 def oracle(layer: Layer, trees: Trees) -> Tensor:
@@ -122,8 +124,8 @@ def check_siblings(n: int, layer: Layer, device: torch.device) -> None:
     """Bit for bit: everything off a node's path is replaced by what shows, and overflows along none of their paths."""
     trees = Trees.draw(n, 1, n, device)
     got = layer.run(trees)
-    leaf = max(range(n), key=lambda i: bin(int(trees.ancestors[0, i, 0])).count("1"))
-    word, bit = trees.ancestors[0, leaf], torch.arange(n, device=device)
+    leaf = max(range(n), key=lambda i: bin(int(trees.metadata.ancestors[0, i, 0])).count("1"))
+    word, bit = trees.metadata.ancestors[0, leaf], torch.arange(n, device=device)
     off = ((word[bit // 64] >> (bit % 64)) & 1) == 0
     assert off.any()
     for factor, decay in ((-10.0, 0.0), (0.0, -80.0)):
