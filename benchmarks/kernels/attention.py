@@ -103,7 +103,7 @@ class Case:
 
 
 def rivals(case: Case) -> dict[str, float | str]:
-    """Microseconds a layer; what went wrong, for one that does not run."""
+    """Microseconds per layer; what went wrong, for one that does not run."""
     times: dict[str, float | str] = {}
     layers, mask = case.dense(), case.mask()
     group = HQ // HKV

@@ -186,7 +186,7 @@ def measure_commit(step: Pass, length: int, bandwidth: float) -> dict[str, Any]:
 
 
 def measure_rivals(step: Pass, verify_us: float, scratch_mib: float, bandwidth: float) -> dict[str, Any]:
-    """Of one request of 64 nodes, a layer."""
+    """Of one request of 64 nodes, per layer."""
     n = step.tree.parents.shape[1]
     nodes = torch.full((1, HV, n, V, K), torch.nan, device="cuda")
     outs = [torch.full(step.out.shape, torch.nan, device="cuda") for _ in range(2)]

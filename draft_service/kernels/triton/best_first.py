@@ -1,8 +1,8 @@
-"""Best-first trees on the device: draftwood.tree.best_first for a batch, one program a sequence.
+"""Best-first trees on the device: draftwood.tree.best_first for a batch, one program per sequence.
 
 The heap is an array with a lane for each entry. An entry that is taken leaves its place to its next sibling, and its
 first child takes a new one, so that there are no more entries than picks. Sums are float64 and ties go to the smaller
-rank tuple, as there; a tuple is two words of seven bits a rank.
+rank tuple, as there; a tuple is two words of seven bits per rank.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def _select_kernel(
 
 
 class Likeliest:
-    """The launcher, of one device. It keeps a workspace for each number of rows, since captured graphs hold on to it."""
+    """The launcher, of one device. It keeps a workspace per number of rows, since captured graphs hold on to it."""
 
     def __init__(self) -> None:
         self._workspaces: dict[int, LikeliestWorkspace] = {}

@@ -1,7 +1,7 @@
 """Attention of tree nodes over a paged prefix and their own ancestors.
 
-The prefix part and the tree part of a row share one softmax. The prefix needs a bias a key, the tree part a mask a pair
-of nodes; no mask has size nodes x context (a sliding window compares positions instead).
+The prefix part and the tree part of a row share one softmax. The prefix needs one bias per key, the tree part one per
+pair of nodes; no mask has size nodes x context (a sliding window compares positions instead).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The accept walk on the device: verify_service.core.accept for a batch, from the tokens drawn at every node.
 
-One program a sequence follows its path, at most D_path nodes. A walk that is cut by a stop token or by length commits
+One program per sequence follows its path, at most D_path nodes. A walk that is cut by a stop token or by length commits
 nothing: its path length is 0, and its tokens are what the answer still gets. So does one that comes to a node without a
 draw, which ends the request.
 """

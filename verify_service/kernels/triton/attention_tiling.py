@@ -19,12 +19,12 @@ ROOMY = 200 << 10  # bytes of shared memory: Hopper and the large Blackwell have
 class Tiling:
     """How the work is cut, and what of the GPU it uses."""
 
-    rows: int  # a tile
-    keys: int  # a tile
+    rows: int  # per tile
+    keys: int  # per tile
     warps: int
     stages: int  # of the pipeline that fetches keys and values
     slices: int  # of the keys, at most
-    least_keys: int = 128  # a slice
+    least_keys: int = 128  # per slice
     descriptors: bool = True  # the copy engine fetches tiles where pages hold whole ones
     prefetch: bool = True  # into L2, two tiles ahead
     overlap: bool = True  # launches, so that one waits for the one before it within the kernel

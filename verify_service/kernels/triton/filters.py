@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p as one threshold a row, found without sorting the vocabulary.
+"""Top-k, top-p and min-p as one threshold per row, found without sorting the vocabulary.
 
 A token's rank is one integer: its scaled logit, then its id, lower ids above. What the three filters keep together are
 the tokens whose rank is at least some limit, so that the draw needs the limit alone. Two looks at a row, split over

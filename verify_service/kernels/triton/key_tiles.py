@@ -72,7 +72,7 @@ def fetch_nodes(rows, descriptor, b, j, head, row_b, row_n, row_h, N: tl.constex
 
 @triton.jit
 def prefetch_rows(pool, row, KEYS: tl.constexpr, D: tl.constexpr):
-    """Asks for a tile's rows to come into the L2 cache, 128 bytes a request."""
+    """Asks for a tile's rows to come into the L2 cache, 128 bytes per request."""
     LINE: tl.constexpr = 1024 // pool.dtype.element_ty.primitive_bitwidth
     at = pool + row * D + tl.arange(0, KEYS * D // LINE) * LINE
     tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], tl.int32, False, 1)

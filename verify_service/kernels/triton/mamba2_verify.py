@@ -2,10 +2,10 @@
 
     y_i = e^(G_i) h0 C_i + sum over j = i and its ancestors of e^(G_i - G_j) dt_j (C_i . B_j) x_j + D x_i
 
-One program a head, row block of 64 nodes and part of the head's values reads its part of the state once. Products of
-B, C and x are exact, and what is float32 (the state, decays, weights) enters products in parts, so that the result is
-as near to float64 as float32 sums allow. A token may forget everything: G_i - G_j is summed over the nodes between, as
-a product of masks with g, and never taken as the difference of two large sums.
+One program per head, row block of 64 nodes and part of the head's values reads its part of the state once. Products
+of B, C and x are exact, and what is float32 (the state, decays, weights) enters products in parts, so that the result
+is as near to float64 as float32 sums allow. A token may forget everything: G_i - G_j is summed over the nodes between,
+as a product of masks with g, and never taken as the difference of two large sums.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from draftwood.errors import UnsupportedModelError
 from verify_service.kernels.arguments import LayerCommitInputs, TreeMetadata
 from verify_service.kernels.triton.matmul import matmul, split
 
-ROWS = 64  # nodes a block: one word of ancestors
+ROWS = 64  # nodes per block: one word of ancestors
 MAX_NODES = 256
 
 

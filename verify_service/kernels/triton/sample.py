@@ -2,7 +2,7 @@
 
 A row is split over programs. Each looks at its tokens with float32 noise, and computes the noise of those few that may
 be the best in float64 as draftwood.noise does; the last program of a row to finish merges. Filters come before, in
-`filters.py`, as one threshold a row: a row without filters sorts nothing, and a greedy row has no noise. Logits that
+`filters.py`, as one threshold per row: a row without filters sorts nothing, and a greedy row has no noise. Logits that
 are no distribution (NaN, plus infinity, nothing but minus infinity) give no token, which is -1.
 """
 
@@ -27,7 +27,7 @@ from verify_service.kernels.triton.filters import (
     scale,
 )
 
-MAX_SPLITS = 128  # programs a row
+MAX_SPLITS = 128  # programs per row
 PROGRAMS = 1024  # in all: eight for each multiprocessor of an H200
 BLOCK, NUM_WARPS = 2048, 4  # tokens that a program looks at together
 _NONE = tl.constexpr(0x7FFFFFFF)
@@ -182,7 +182,7 @@ def _sample_kernel(
 
 
 class Sample:
-    """The launcher, of one device. It keeps a workspace for each number of rows, since captured graphs hold on to it."""
+    """The launcher, of one device. It keeps a workspace per number of rows, since captured graphs hold on to it."""
 
     def __init__(self) -> None:
         self._workspaces: dict[int, SampleWorkspace] = {}

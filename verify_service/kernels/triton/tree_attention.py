@@ -34,7 +34,7 @@ from verify_service.kernels.triton.online_softmax import online_softmax_update, 
 
 LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256
-FEW_ROWS = 512  # merged one a program
+FEW_ROWS = 512  # merged one per program
 MERGED = 8192  # partial results that a program merges, at most
 
 

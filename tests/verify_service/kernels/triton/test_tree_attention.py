@@ -118,7 +118,7 @@ CASES = {
     "one slice": Shape((1, 1), 16, 5, (0, 3, 16, 37), tiling=replace(SMALL, slices=1)),
     "slices over pages": Shape((2, 6), 32, 5, (50, 16), tiling=SMALL),
     "more slices than keys": Shape((1, 3), 16, 3, (33, 1), tiling=replace(SMALL, slices=9)),
-    "fewest keys a slice": Shape((1, 3), 16, 3, (70, 20), tiling=replace(SMALL, slices=9, least_keys=32)),
+    "fewest keys per slice": Shape((1, 3), 16, 3, (70, 20), tiling=replace(SMALL, slices=9, least_keys=32)),
     "two words": Shape((1, 1), 16, 70, (19,), tiling=Tiling(64, 32, 4, 1, 2, 32)),
     "large key tiles": Shape((1, 2), 16, 9, (150,), tiling=Tiling(16, 128, 4, 1, 1)),
     "large pages": Shape((1, 2), 16, 9, (75, 64), 64, tiling=replace(SMALL, keys=32)),
