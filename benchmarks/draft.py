@@ -19,7 +19,7 @@ import torch
 from draft_service.cache.context_cache import SequenceKey
 from draft_service.draft.candidates import TreeOptions
 from draft_service.draft.drafter import ContextRows, Drafter, SequenceStep
-from draft_service.gpu.device_trees import TreeKernels
+from draft_service.kernels.triton.kernel_set import triton_set
 from draft_service.model.config import read_drafter_config
 from draft_service.model.draft_model import DraftModel
 from draft_service.model.tensors import random_drafter_tensors, random_target_tensors
@@ -35,7 +35,7 @@ def build(draft: Path, target: Path, dtype: torch.dtype, *, max_context: int) ->
     tensors = random_drafter_tensors(config, dtype, DEVICE)
     borrowed = random_target_tensors(target, config, dtype, DEVICE)
     model = DraftModel(tensors, borrowed, config, dtype=dtype, device=DEVICE)
-    return Drafter(model, max_context=max_context, max_batch=8, compile=True, kernels=TreeKernels(plain=False))
+    return Drafter(model, max_context=max_context, max_batch=8, compile=True, kernels=triton_set())
 
 
 def measure(drafter: Drafter, batch: int, budget: int, context: int) -> dict[str, float]:

@@ -18,7 +18,7 @@ import draftwood
 from draft_service.api.servicer import DraftServicer
 from draft_service.draft.candidates import TreeOptions
 from draft_service.draft.drafter import ContextRows, Drafter, SequenceStep
-from draft_service.gpu.device_trees import TreeKernels
+from draft_service.kernels.kernel_set import KernelSet
 from draft_service.model.config import DrafterConfig, read_drafter_config
 from draft_service.model.draft_model import DraftModel
 from draft_service.model.tensors import (
@@ -74,7 +74,7 @@ def load(config: DraftConfig) -> LoadedDrafter:
         max_context=max_context,
         max_batch=config.max_batch,
         compile=config.compile,
-        kernels=TreeKernels(plain=False) if device.type == "cuda" and has_triton() else None,
+        kernels=_tree_kernels(device),
     )
     warm_up(drafter)
     handshake = draft_pb2.GetDraftModelResponse(
@@ -83,6 +83,15 @@ def load(config: DraftConfig) -> LoadedDrafter:
         version=draftwood.__version__,
     )
     return LoadedDrafter(drafter, handshake, str(dtype).removeprefix("torch."), torch.get_num_threads())
+
+
+def _tree_kernels(device: torch.device) -> KernelSet | None:
+    """Triton's on a GPU; without them the host makes the trees."""
+    if device.type != "cuda" or not has_triton():
+        return None
+    from draft_service.kernels.triton.kernel_set import triton_set  # imports Triton
+
+    return triton_set()
 
 
 def longest_context(config: DraftConfig, model: DrafterConfig) -> int:

@@ -36,7 +36,6 @@ from verify_service.gpu.runner import GraphRunner
 from verify_service.gpu.target import GraphTarget
 from verify_service.kernels.kernel_set import KernelSet
 from verify_service.kernels.reference.kernel_set import PLAIN
-from verify_service.kernels.triton.kernel_set import triton_set
 from verify_service.model.features import FeatureProjector, RowProjection, load_projector
 from verify_service.model.loading import load_target
 from verify_service.step.runner import AnyRunner, Load
@@ -118,6 +117,8 @@ def _gpu_kernels() -> KernelSet:
     if not has_triton():
         log.warning("Triton is not installed: kernels run as plain PyTorch, many times slower, and without graphs")
         return PLAIN
+    from verify_service.kernels.triton.kernel_set import triton_set  # imports Triton
+
     return triton_set()
 
 

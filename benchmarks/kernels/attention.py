@@ -23,32 +23,23 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.timing import RESULTS, copies, copy_bandwidth, graph_seconds, sweep, write
+from benchmarks.kernels.trees import metadata_of, random_parents, underived_metadata
+from verify_service.cache.commit_inputs import CommitInputs
+from verify_service.cache.pools import Pools
+from verify_service.kernels.arguments import AttentionSettings, KvPages, Outcome
+from verify_service.kernels.reference import tree_attention as reference
 from verify_service.kernels.triton.kv_commit import kv_commit
-from verify_service.kernels.triton.tree_attention import tree_attention, tree_attention_plain
+from verify_service.kernels.triton.tree_attention import tree_attention
 from verify_service.kernels.triton.tree_metadata import tree_metadata
 
 HQ, HKV, D, PAGE = 24, 4, 256, 64
 LAYERS, LONGEST_PATH = 16, 16
+SETTINGS, CUDA = AttentionSettings(D**-0.5), torch.device("cuda")
 PREFIXES = (1024, 8192, 32768)
 NODES = (1, 16, 32, 64, 128)
 BARS = {1024: 22.0, 8192: 60.0, 32768: 160.0}  # microseconds at 64 nodes, batch 1
 RIVAL_NODES = 64
 MOST_KEYS = 1 << 19  # of all rows and layers; more would not fit beside the rivals
-
-
-def random_trees(b: int, n: int) -> Tensor:
-    """Parents [B, N] int32 of trees at most 15 deep."""
-    rng = random.Random(n)
-    rows: list[list[int]] = []
-    for _ in range(b):
-        parents, depths = [-1], [0]
-        while len(parents) < n:
-            parent = len(parents) - 1 if rng.random() < 0.4 else rng.randrange(len(parents))
-            if depths[parent] < LONGEST_PATH - 1:
-                parents.append(parent)
-                depths.append(depths[parent] + 1)
-        rows.append(parents)
-    return torch.tensor(rows, dtype=torch.int32, device="cuda")
 
 
 def drawn(*size: int) -> Tensor:
@@ -64,48 +55,45 @@ class Case:
         bytes_a_layer = 2 * b * prefix * HKV * D * 2
         self.layers = max(1, min(copies(bytes_a_layer), MOST_KEYS // (b * prefix)))
         pages = prefix // PAGE + -(-n // PAGE)
-        self.table = (torch.randperm(b * pages, device="cuda") + 1).view(b, pages).int()
+        table = (torch.randperm(b * pages, device="cuda") + 1).view(b, pages).int()
         self.key_pool = drawn(self.layers, HKV, (b * pages + 1) * PAGE, D)
         self.value_pool = drawn(*self.key_pool.shape)
         self.q, self.k, self.v = (drawn(self.layers, b, n, heads, D) for heads in (HQ, HKV, HKV))
         self.out = torch.full_like(self.q, torch.nan)
-        self.parents = random_trees(b, n)
-        self.sizes = torch.full((b,), n, dtype=torch.int32, device="cuda")
-        self.bases = torch.full((b,), prefix - 5, dtype=torch.int32, device="cuda")  # the last page is partial
-        words = -(-n // 64)
-        self.positions = torch.zeros(b, n, dtype=torch.int64, device="cuda")
-        self.ancestors = torch.zeros(b, n, words, dtype=torch.int64, device="cuda")
-        self.rest = [torch.zeros(size, dtype=torch.int32, device="cuda") for size in ((b, n), (b,), (b, words))]
-        self.build_step_inputs()
+        rng = random.Random(n)
+        trees = [random_parents(rng, n, LONGEST_PATH - 1) for _ in range(b)]
+        bases = [prefix - 5] * b  # the last page is partial
+        self.tree = metadata_of(trees, n, CUDA, base_lengths=bases, page_table=table)
 
-    def build_step_inputs(self) -> None:
-        tree_metadata(self.parents, self.sizes, self.bases, self.positions, self.ancestors, *self.rest)
+    def derive(self) -> None:
+        tree_metadata(self.tree)
 
-    def arguments(self, layer: int, out: Tensor) -> tuple[Any, ...]:
-        rows = (self.q[layer], self.k[layer], self.v[layer], self.key_pool[layer], self.value_pool[layer])
-        return (*rows, self.table, PAGE, self.bases, self.ancestors, self.positions, D**-0.5, out)
+    def attend(self, layer: int) -> None:
+        pages = KvPages(self.key_pool[layer], self.value_pool[layer], PAGE)
+        tree_attention(self.q[layer], self.k[layer], self.v[layer], pages, self.tree, SETTINGS, self.out[layer])
 
     def error(self) -> float:
         """Relative Frobenius distance from the plain twin in float32."""
         plain = torch.full_like(self.q[0], torch.nan, dtype=torch.float32)
-        tree_attention_plain(*self.arguments(0, plain))
-        tree_attention(*self.arguments(0, self.out[0]))
+        pages = KvPages(self.key_pool[0].float(), self.value_pool[0].float(), PAGE)
+        rows = (self.q[0].float(), self.k[0].float(), self.v[0].float())
+        reference.tree_attention(*rows, pages, self.tree, SETTINGS, plain)
+        self.attend(0)
         return float((self.out[0] - plain).norm() / plain.norm())
 
     def microseconds(self) -> float:
-        return sweep([partial(tree_attention, *self.arguments(i, self.out[i])) for i in range(self.layers)]) * 1e6
+        return sweep([partial(self.attend, i) for i in range(self.layers)]) * 1e6
 
     def mask(self) -> Tensor:
         """[B, N, keys] bool over prefix and nodes, without the page's rest."""
         nodes = torch.arange(self.n, device="cuda")
-        seen = (self.ancestors[:, :, nodes // 64] >> (nodes % 64)) & 1 > 0
+        seen = (self.tree.ancestors[:, :, nodes // 64] >> (nodes % 64)) & 1 > 0
         return torch.cat([seen.new_ones(self.b, self.n, self.prefix), seen], 2)
 
     def dense(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Queries, keys and values of each layer as the rivals take them: heads first, no pages."""
-        slots = (self.table.long()[:, : self.prefix // PAGE, None] * PAGE + torch.arange(PAGE, device="cuda")).flatten(
-            1
-        )
+        pages = self.tree.page_table.long()[:, : self.prefix // PAGE, None]
+        slots = (pages * PAGE + torch.arange(PAGE, device="cuda")).flatten(1)
         layers: list[tuple[Tensor, Tensor, Tensor]] = []
         for i in range(self.layers):
             pools = ((self.key_pool[i], self.k[i]), (self.value_pool[i], self.v[i]))
@@ -115,7 +103,7 @@ class Case:
 
 
 def rivals(case: Case) -> dict[str, float | str]:
-    """Microseconds a layer; what went wrong, for one that does not run."""
+    """Microseconds per layer; what went wrong, for one that does not run."""
     times: dict[str, float | str] = {}
     layers, mask = case.dense(), case.mask()
     group = HQ // HKV
@@ -150,20 +138,23 @@ def matrix_rate() -> float:
 
 def commit_microseconds(b: int) -> float:
     """KV commit of all layers, path of 7."""
-    commit_inputs, pools = (
+    nothing = torch.empty(0, device="cuda")
+    rows, pools = (
         [drawn(*shape) for _ in range(2)] for shape in ((LAYERS, b, 64, HKV, D), (LAYERS, HKV, (b + 1) * 1024, D))
     )
+    commit_inputs, into = CommitInputs(*rows, *[nothing] * 5), Pools(*pools, *[nothing] * 3)
     path = torch.arange(LONGEST_PATH, dtype=torch.int32, device="cuda").repeat(b, 1)
-    lengths, bases = (torch.full((b,), value, dtype=torch.int32, device="cuda") for value in (7, 1000))
+    outcome = Outcome(path, torch.full((b,), 7, dtype=torch.int32, device="cuda"), nothing, nothing)
     table = torch.arange(16 * b, dtype=torch.int32, device="cuda").view(b, 16) + 16
-    return graph_seconds(partial(kv_commit, *commit_inputs, path, lengths, bases, table, PAGE, *pools)) * 1e6
+    tree = underived_metadata([[-1]] * b, 1, CUDA, base_lengths=[1000] * b, page_table=table)
+    return graph_seconds(partial(kv_commit, commit_inputs, outcome, into, tree, PAGE)) * 1e6
 
 
 def measure(batches: tuple[int, ...], output: Path) -> None:
     """Our own figures, then those of rivals; what is there is written as it comes."""
     bandwidth, rate = copy_bandwidth(), matrix_rate()
     result: dict[str, Any] = {"copy_bytes_per_second": bandwidth, "operations_per_second": rate}
-    result["tree_structure_us"] = {n: graph_seconds(Case(1, n, 64).build_step_inputs) * 1e6 for n in (64, 256)}
+    result["tree_metadata_us"] = {n: graph_seconds(Case(1, n, 64).derive) * 1e6 for n in (64, 256)}
     result["kv_commit_us"] = {b: commit_microseconds(b) for b in (1, 8)}
     rows: dict[tuple[int, int, int], dict[str, Any]] = {}
     for b, prefix, n in product(batches, PREFIXES, NODES):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,30 @@ from torch import Tensor
 from benchmarks.kernels import gdn_precision
 from benchmarks.kernels.gdn_rivals import sequential_chain, state_per_node
 from benchmarks.kernels.timing import copy_bandwidth, graph_seconds, sweep, write
-from benchmarks.kernels.trees import ancestor_words, random_parents
-from verify_service.kernels.triton.conv_gate import Gates, conv_gate
-from verify_service.kernels.triton.gdn_verify import GatedNorm, gdn_scratch, gdn_verify, gdn_verify_plain
-from verify_service.kernels.triton.recurrent_commit import RecurrentInputs, recurrent_commit, recurrent_commit_plain
+from benchmarks.kernels.trees import metadata_of, random_parents
+from verify_service.cache.commit_inputs import CommitInputs
+from verify_service.cache.pools import Pools
+from verify_service.core.target_spec import GDN, RecurrentShape
+from verify_service.kernels.arguments import (
+    Convolution,
+    GatedNorm,
+    Gates,
+    LayerCommitInputs,
+    Outcome,
+    TreeMetadata,
+)
+from verify_service.kernels.reference import gdn_verify as verify_reference
+from verify_service.kernels.reference import recurrent_commit as commit_reference
+from verify_service.kernels.triton.conv_gate import conv_gate
+from verify_service.kernels.triton.gdn_verify import GdnVerify
+from verify_service.kernels.triton.recurrent_commit import recurrent_commit
 
 HK, HV, K, V, KERNEL_SIZE = 16, 48, 128, 128, 4
 C = 2 * HK * K + HV * V
 LAYERS = 48
 SHAPES = ((1, 64), (1, 32), (8, 64), (8, 32), (1, 1), (8, 1), (1, 16), (8, 16), (1, 128), (1, 256))  # batch, nodes
 STATE = HV * V * K * 4  # bytes
+SHAPE, CUDA = RecurrentShape(GDN, HK, HV, K, V, C, KERNEL_SIZE), torch.device("cuda")
 
 
 def relative(got: Tensor, wanted: Tensor) -> float:
@@ -40,17 +54,13 @@ def relative(got: Tensor, wanted: Tensor) -> float:
 class Pass:
     """Inputs and outputs of all layers of a step."""
 
-    parents: Tensor
-    ancestors: Tensor
-    projections: list[Tensor]
-    weight: Tensor
-    gates: tuple[Tensor, Tensor]
+    tree: TreeMetadata
+    projections: list[Tensor]  # [B, N, q | k | v | z | b | a]
+    convolution: Convolution
+    gates: tuple[Tensor, Tensor]  # decay and dt_bias, [HV] each
     norm_weight: Tensor
-    states: Tensor
-    windows: Tensor
-    slots: Tensor
-    inputs: Tensor
-    recurrent: RecurrentInputs
+    pools: Pools
+    commit_inputs: CommitInputs
     out: Tensor
 
     @classmethod
@@ -62,23 +72,24 @@ class Pass:
             return torch.full(shape, torch.nan, device="cuda", dtype=dtype)
 
         trees = [random_parents(random.Random(n + i), n) for i in range(b)]
-        commit_inputs = (LAYERS, b, n)
+        nothing = torch.empty(0, device="cuda")
+        states = normal(LAYERS, b + 1, HV, V, K, dtype=torch.float32) * 0.1
+        windows = normal(LAYERS, b + 1, KERNEL_SIZE - 1, C)
         return cls(
-            torch.tensor(trees, dtype=torch.int32).cuda(),
-            torch.tensor([ancestor_words(tree) for tree in trees]).cuda(),
+            metadata_of(trees, n, CUDA),
             [normal(b, n, C + HV * V + 2 * HV) for _ in range(4)],
-            normal(KERNEL_SIZE, C, dtype=torch.float32),
+            Convolution(normal(KERNEL_SIZE, C, dtype=torch.float32)),
             (-torch.rand(HV, device="cuda"), normal(HV, dtype=torch.float32)),
             normal(V),
-            normal(LAYERS, b + 1, HV, V, K, dtype=torch.float32) * 0.1,
-            normal(LAYERS, b + 1, KERNEL_SIZE - 1, C),
-            torch.arange(1, b + 1, dtype=torch.int32, device="cuda"),
-            empty(*commit_inputs, C, dtype=torch.bfloat16),
-            RecurrentInputs(
-                empty(*commit_inputs, C, dtype=torch.bfloat16),
-                empty(*commit_inputs, 2 * HK),
-                empty(*commit_inputs, HV),
-                empty(*commit_inputs, HV),
+            Pools(nothing, nothing, nothing, states, windows),
+            CommitInputs(
+                keys=nothing,
+                values=nothing,
+                inputs=empty(LAYERS, b, n, C, dtype=torch.bfloat16),
+                conv=empty(LAYERS, b, n, C, dtype=torch.bfloat16),
+                norms=empty(LAYERS, b, n, 2 * HK),
+                g=empty(LAYERS, b, n, HV),
+                beta=empty(LAYERS, b, n, HV),
             ),
             empty(b, n, HV, V, dtype=torch.bfloat16),
         )
@@ -86,46 +97,40 @@ class Pass:
     def parts(self, layer: int) -> tuple[Tensor, ...]:
         return self.projections[layer % 4].split([C, HV * V, HV, HV], -1)
 
+    def layer(self, layer: int) -> LayerCommitInputs:
+        left = self.commit_inputs
+        return LayerCommitInputs(*(t[layer] for t in (left.inputs, left.conv, left.norms, left.g, left.beta)))
+
     def conv(self, layer: int) -> None:
         x, _, write_gate, step = self.parts(layer)
-        commit_inputs = self.recurrent
-        assert commit_inputs.norms is not None
-        gates = Gates(step, write_gate, *self.gates, commit_inputs.g[layer], commit_inputs.beta[layer])
-        conv_gate(
-            x, self.parents, self.windows[layer], self.slots, self.weight, None, self.inputs[layer],
-            commit_inputs.conv[layer], norms=commit_inputs.norms[layer], key_dim=K, gates=gates,
-        )  # fmt: skip
-
-    def arguments(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        commit_inputs = self.recurrent
-        assert commit_inputs.norms is not None
-        return commit_inputs.conv[layer], commit_inputs.norms[layer], commit_inputs.g[layer], commit_inputs.beta[layer]
+        gates = Gates(step, write_gate, *self.gates)
+        windows = self.pools.windows[layer]
+        conv_gate(x, self.tree, windows, self.convolution, gates, self.layer(layer), key_dim=K)
 
     def norm(self, layer: int) -> GatedNorm:
         return GatedNorm(self.parts(layer)[1], self.norm_weight, 1e-6)
 
 
-def errors(step: Pass, scratch: Any) -> dict[str, float]:
+def errors(step: Pass, verify: GdnVerify) -> dict[str, float]:
     """Of layer 0: float32 outputs against float64, and bfloat16 ones after the norm against the twin's."""
     found: dict[str, float] = {}
     narrow = (torch.bfloat16, torch.bfloat16)
     for name, dtypes, norm in (("error", (torch.float32, torch.float64), None), ("normed_error", narrow, step.norm(0))):
         got, wanted = [torch.full(step.out.shape, torch.nan, device="cuda", dtype=dtype) for dtype in dtypes]
-        tree = (*step.arguments(0), step.ancestors, step.states[0], step.slots)
-        gdn_verify(*tree, got, scratch, norm)
-        gdn_verify_plain(*tree, wanted, scratch, norm)
+        inputs = (step.layer(0), step.tree, step.pools.states[0], norm)
+        verify(*inputs, got)
+        verify_reference.gdn_verify(*inputs, wanted)
         found[name] = relative(got, wanted)
     return found
 
 
 def measure_verify(b: int, n: int, bandwidth: float) -> tuple[dict[str, Any], Pass]:
     """Convolution, gates and verify of all layers; the norm beside them."""
-    step = Pass.draw(b, n)
-    scratch = gdn_scratch(b, n, HV, V, torch.device("cuda"))
+    step, launch = Pass.draw(b, n), GdnVerify()
+    scratch = launch.scratch(b, n, HV, V, step.out.device)
 
     def verify(layer: int, norm: GatedNorm | None = None) -> None:
-        tree = (*step.arguments(layer), step.ancestors, step.states[layer], step.slots)
-        gdn_verify(*tree, step.out, scratch, norm)
+        launch(step.layer(layer), step.tree, step.pools.states[layer], norm, step.out)
 
     def run(norm: bool) -> None:
         for layer in range(LAYERS):
@@ -134,7 +139,7 @@ def measure_verify(b: int, n: int, bandwidth: float) -> tuple[dict[str, Any], Pa
 
     for layer in range(LAYERS):
         step.conv(layer)
-    checked = errors(step, scratch)
+    checked = errors(step, launch)
     size = b * (STATE + n * (3 * C * 2 + HV * V * 2))
     result = {
         "batch": b,
@@ -153,56 +158,51 @@ def measure_verify(b: int, n: int, bandwidth: float) -> tuple[dict[str, Any], Pa
 
 def measure_commit(step: Pass, length: int, bandwidth: float) -> dict[str, Any]:
     """All layers in one launch; two layers of it checked, and their bits after token by token."""
-    b = step.parents.shape[0]
+    b, nothing = step.tree.parents.shape[0], torch.empty(0, device="cuda")
     path = torch.arange(16, dtype=torch.int32, device="cuda").repeat(b, 1)
-    lengths = torch.full((b,), length, dtype=torch.int32, device="cuda")
-    commit_inputs = step.recurrent
-    assert commit_inputs.norms is not None
-    two = RecurrentInputs(commit_inputs.conv[:2], commit_inputs.norms[:2], commit_inputs.g[:2], commit_inputs.beta[:2])
-    states, windows = ([t[:2].clone() for _ in range(3)] for t in (step.states, step.windows))
-    recurrent_commit(two, step.inputs[:2], path, lengths, states[0], windows[0], step.slots)
-    recurrent_commit_plain(two, step.inputs[:2], path, lengths, states[1], windows[1], step.slots)
-    for i in range(length):
-        one = torch.ones_like(lengths)
-        recurrent_commit(two, step.inputs[:2], path.roll(-i, 1), one, states[2], windows[2], step.slots)
-    before = step.states.clone()
-    seconds = graph_seconds(
-        lambda: recurrent_commit(commit_inputs, step.inputs, path, lengths, step.states, step.windows, step.slots)
+    outcome = Outcome(path, torch.full((b,), length, dtype=torch.int32, device="cuda"), nothing, nothing)
+    left, pools = step.commit_inputs, step.pools
+    two = CommitInputs(nothing, nothing, *(t[:2] for t in (left.inputs, left.conv, left.norms, left.g, left.beta)))
+    at_once, plain, one_by_one = (
+        replace(pools, states=pools.states[:2].clone(), windows=pools.windows[:2].clone()) for _ in range(3)
     )
-    step.states.copy_(before)
+    recurrent_commit(SHAPE, two, outcome, at_once, step.tree)
+    commit_reference.recurrent_commit(SHAPE, two, outcome, plain, step.tree)
+    for i in range(length):
+        one = replace(outcome, path=path.roll(-i, 1), path_length=torch.ones_like(outcome.path_length))
+        recurrent_commit(SHAPE, two, one, one_by_one, step.tree)
+    before = pools.states.clone()
+    seconds = graph_seconds(lambda: recurrent_commit(SHAPE, left, outcome, pools, step.tree))
+    pools.states.copy_(before)
+    is_same = torch.equal(at_once.states, one_by_one.states) and torch.equal(at_once.windows, one_by_one.windows)
     return {
         "batch": b,
         "path": length,
         "ms": seconds * 1e3,
         "floor_ms": 2 * LAYERS * b * STATE / bandwidth * 1e3,
-        "error": relative(states[0], states[1]),
-        "same_bits_token_by_token": torch.equal(states[0], states[2]) and torch.equal(windows[0], windows[2]),
+        "error": relative(at_once.states, plain.states),
+        "same_bits_token_by_token": is_same,
     }
 
 
 def measure_rivals(step: Pass, verify_us: float, scratch_mib: float, bandwidth: float) -> dict[str, Any]:
-    """Of one request of 64 nodes, a layer."""
-    n = step.parents.shape[1]
+    """Of one request of 64 nodes, per layer."""
+    n = step.tree.parents.shape[1]
     nodes = torch.full((1, HV, n, V, K), torch.nan, device="cuda")
     outs = [torch.full(step.out.shape, torch.nan, device="cuda") for _ in range(2)]
-    scratch = gdn_scratch(1, n, HV, V, torch.device("cuda"))
-    gdn_verify(*step.arguments(0), step.ancestors, step.states[0], step.slots, outs[0], scratch)
-    state_per_node(*step.arguments(0), step.parents, step.states[0], step.slots, nodes, outs[1])
 
-    def rival(layer: int) -> None:
-        state_per_node(*step.arguments(layer), step.parents, step.states[layer], step.slots, nodes, step.out)
+    def rival(layer: int, out: Tensor) -> None:
+        state_per_node(step.layer(layer), step.tree, step.pools.states[layer], nodes, out)
 
-    us = sweep([lambda layer=layer: rival(layer) for layer in range(LAYERS)]) * 1e6
+    GdnVerify()(step.layer(0), step.tree, step.pools.states[0], None, outs[0])
+    rival(0, outs[1])
+    us = sweep([lambda layer=layer: rival(layer, step.out) for layer in range(LAYERS)]) * 1e6
     floor = 2 * n * STATE / bandwidth * 1e6
     # Scratch serves all layers; what a commit needs is kept by each, as are a rival's states and windows of nodes.
-    commit_inputs = step.recurrent
-    assert commit_inputs.norms is not None
-    kept = (
-        sum(t.nbytes for t in (commit_inputs.conv, commit_inputs.norms, commit_inputs.g, commit_inputs.beta)) / 2**20
-        + scratch_mib
-    )
+    left = step.commit_inputs
+    kept = sum(t.nbytes for t in (left.conv, left.norms, left.g, left.beta)) / 2**20 + scratch_mib
     states = LAYERS * nodes.nbytes / 2**20
-    windows, inputs = LAYERS * n * (KERNEL_SIZE - 1) * C * 2 / 2**20, step.inputs.nbytes / 2**20
+    windows, inputs = LAYERS * n * (KERNEL_SIZE - 1) * C * 2 / 2**20, left.inputs.nbytes / 2**20
     result: dict[str, Any] = {
         "state_per_node_us": us,
         "state_per_node_floor_us": floor,

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.kernels.trees import ancestor_words, random_parents
-from verify_service.kernels.triton.gdn_verify import gdn_scratch, gdn_verify
+from benchmarks.kernels.trees import metadata_of, random_parents
+from verify_service.kernels.arguments import LayerCommitInputs
+from verify_service.kernels.triton.gdn_verify import GdnVerify
 
 HK, HV, K, V = 16, 48, 128, 128
 REGIMES = ("iid", "silu", "repeated")
@@ -59,14 +60,14 @@ def recurrence(
 def measure(trees: dict[str, list[int]]) -> list[dict[str, Any]]:
     """Relative (Frobenius) errors of trees by name, of each regime."""
     found: list[dict[str, Any]] = []
+    verify, nothing = GdnVerify(), torch.empty(0, device="cuda")
     for name, parents in trees.items():
         n = len(parents)
-        slots = torch.ones(1, dtype=torch.int32, device="cuda")
+        tree = metadata_of([parents], n, nothing.device)  # in slot 1
         for regime in REGIMES:
             conv, norms, g, beta, states = draw(regime, n)
             out = torch.full((1, n, HV, V), torch.nan, device="cuda")
-            words = torch.tensor([ancestor_words(parents)]).cuda()
-            gdn_verify(conv, norms, g, beta, words, states, slots, out, gdn_scratch(1, n, HV, V, out.device))
+            verify(LayerCommitInputs(nothing, conv, norms, g, beta), tree, states, None, out)
             wanted = recurrence(conv, norms, g, beta, states[1].double(), parents)
             error = float((out[0].double() - wanted).norm() / wanted.norm())
             found.append({"tree": name, "nodes": n, "regime": regime, "error": error})

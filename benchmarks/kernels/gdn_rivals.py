@@ -1,7 +1,7 @@
 """What Gated DeltaNet over a tree is compared with: a state per node, as engines without a tree kernel keep them.
 
-Each node takes its parent's state from memory, updates it, and leaves its own there: two states of traffic a node and
-head, and N states of memory a request and layer.
+Each node takes its parent's state from memory, updates it, and leaves its own there: two states of traffic per node and
+head, and N states of memory per request and layer.
 """
 
 # Triton takes no annotations of pointers.
@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 16  # of a state a program, which is one warp
+from verify_service.kernels.arguments import LayerCommitInputs, TreeMetadata
+
+ROWS = 16  # of a state per program, which is one warp
 
 
 @triton.jit
@@ -48,23 +50,21 @@ def state_per_node_kernel(
 
 
 def state_per_node(
-    conv: Tensor,  # [B, N, 2 HK K + HV V]
-    norms: Tensor,  # [B, N, 2 HK] float32
-    g: Tensor,  # [B, N, HV] float32
-    beta: Tensor,  # [B, N, HV] float32
-    parents: Tensor,  # [B, N] int32
+    commit_inputs: LayerCommitInputs,
+    tree: TreeMetadata,
     states: Tensor,  # [T, HV, V, K] float32
-    state_slots: Tensor,  # [B] int32
     nodes: Tensor,  # [B, HV, N, V, K] float32, written
     out: Tensor,  # [B, N, HV, V] written
 ) -> None:
     """Outputs of all nodes, and their states."""
+    conv, norms = commit_inputs.conv, commit_inputs.norms
+    assert norms is not None
     b, n, channels = conv.shape
     heads, value_dim, key_dim = states.shape[1:]
     launch: Any = state_per_node_kernel
     launch[(value_dim // ROWS, b * heads)](
-        conv, norms, g, beta, parents, states, state_slots, nodes, out, key_dim**-0.5, n, channels,
-        norms.shape[-1] // 2, heads, key_dim, value_dim, ROWS, num_warps=1,
+        conv, norms, commit_inputs.g, commit_inputs.beta, tree.parents, states, tree.state_slots, nodes, out,
+        key_dim**-0.5, n, channels, norms.shape[-1] // 2, heads, key_dim, value_dim, ROWS, num_warps=1,
     )  # fmt: skip
 
 

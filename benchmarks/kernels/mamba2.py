@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.timing import copies, copy_bandwidth, sweep, write
-from benchmarks.kernels.trees import ancestor_words
-from verify_service.kernels.triton.mamba2_verify import mamba2_verify, mamba2_verify_plain
+from benchmarks.kernels.trees import metadata_of
+from verify_service.kernels.arguments import LayerCommitInputs, TreeMetadata
+from verify_service.kernels.reference import mamba2_verify as reference
+from verify_service.kernels.triton.mamba2_verify import mamba2_verify
 
 HK, HV, V, K = 8, 128, 64, 128
 CHANNELS = HV * V + 2 * HK * K
@@ -30,16 +32,16 @@ def near_parents(nodes: int, rng: random.Random) -> list[int]:
     return [-1, *drawn]
 
 
-def case(b: int, n: int) -> tuple[Tensor, ...]:
-    """Fresh inputs of one layer."""
+def case(b: int, n: int) -> tuple[LayerCommitInputs, TreeMetadata, Tensor, Tensor]:
+    """Fresh inputs of one layer, its states [B + 1, HV, V, K] and its skip [HV]."""
     rng = random.Random(n)
     conv = torch.nn.functional.silu(torch.randn(b, n, CHANNELS, device="cuda")).bfloat16()
     dt = torch.nn.functional.softplus(torch.randn(b, n, HV, device="cuda"))
     g = -dt * torch.rand(HV, device="cuda") * 2
-    words = torch.tensor([ancestor_words(near_parents(n, rng)) for _ in range(b)]).cuda()
+    nothing = torch.empty(0, device="cuda")
+    tree = metadata_of([near_parents(n, rng) for _ in range(b)], n, nothing.device)
     states = torch.randn(b + 1, HV, V, K, device="cuda")
-    slots = torch.arange(1, b + 1, dtype=torch.int32, device="cuda")
-    return conv, g, dt, words, states, slots, torch.randn(HV, device="cuda")
+    return LayerCommitInputs(nothing, conv, None, g, dt), tree, states, torch.randn(HV, device="cuda")
 
 
 def measure(b: int, n: int, bandwidth: float) -> dict[str, Any]:
@@ -47,11 +49,11 @@ def measure(b: int, n: int, bandwidth: float) -> dict[str, Any]:
     layers = [case(b, n) for _ in range(min(copies(b * HV * V * K * 4), 48))]
     exact = torch.empty(b, n, HV, V, dtype=torch.float64, device="cuda")
     precise = torch.full((b, n, HV, V), torch.nan, device="cuda")
-    mamba2_verify_plain(*layers[0], exact)  # type: ignore[call-arg]
-    mamba2_verify(*layers[0], precise)  # type: ignore[call-arg]
+    reference.mamba2_verify(*layers[0], exact)
+    mamba2_verify(*layers[0], precise)
     error = float((precise.double() - exact).norm() / exact.norm())
     out = torch.empty(b, n, HV, V, dtype=torch.bfloat16, device="cuda")
-    seconds = sweep([lambda layer=layer: mamba2_verify(*layer, out) for layer in layers])  # type: ignore[call-arg]
+    seconds = sweep([lambda layer=layer: mamba2_verify(*layer, out) for layer in layers])
     size = b * (HV * V * K * 4 + n * (CHANNELS * 2 + HV * 8 + HV * V * 2))
     return {"batch": b, "nodes": n, "us": seconds * 1e6, "floor_us": size / bandwidth * 1e6, "error": error}
 

@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.draw_settings import draw_settings_of
 from benchmarks.kernels.timing import copies, copy_bandwidth, sweep, write
-from draft_service.kernels.triton.best_first import best_first_trees, best_first_trees_plain
-from draft_service.kernels.triton.likeliest import likeliest, likeliest_plain, likeliest_workspace
+from benchmarks.kernels.trees import metadata_of
+from draft_service.kernels.arguments import Candidates, TreeNodes, TreeSettings
+from draft_service.kernels.reference.kernel_set import PLAIN as PLAIN_TREES
+from draft_service.kernels.triton.best_first import best_first
+from draft_service.kernels.triton.likeliest import Likeliest
 from draftwood.sampling import SamplingParams
-from verify_service.kernels.triton.accept_walk import accept_walk, accept_walk_plain
-from verify_service.kernels.triton.sample import RowSampling, sample, sample_plain, sample_workspace
+from verify_service.kernels.arguments import Outcome
+from verify_service.kernels.reference.kernel_set import PLAIN
+from verify_service.kernels.triton.accept_walk import accept_walk
+from verify_service.kernels.triton.sample import Sample
 
 VOCABULARY, DEPTHS = 248320, 15
+CUDA = torch.device("cuda")
 KINDS = {
     "greedy": SamplingParams(),
     "noise": SamplingParams(temperature=1.0, seed=2**63 + 5),
@@ -48,22 +56,40 @@ def ints(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device="cuda")
 
 
+def are_equal(got: Outcome | TreeNodes, want: Outcome | TreeNodes) -> bool:
+    """Whether all their tensors are."""
+    return all(torch.equal(getattr(got, field.name), getattr(want, field.name)) for field in fields(got))
+
+
+def tree_settings(sequences: int, budget: int) -> TreeSettings:
+    """Trees of a width of 16, without noise and spines."""
+    return TreeSettings(
+        seeds=torch.zeros(sequences, dtype=torch.int64, device="cuda"),
+        temperature=torch.zeros(sequences, device="cuda"),
+        base_lengths=ints(*range(sequences)),
+        roots=ints(*range(sequences)),
+        budgets=ints(*[budget] * sequences),
+        widths=ints(*[16] * sequences),
+        spines=ints(*[0] * sequences),
+    )
+
+
 def draws(nodes: int, kind: str) -> dict[str, Any]:
     """One configuration of `sample`, checked against the definition and timed."""
     params = KINDS[kind]
     has_filters = kind not in ("greedy", "noise")
     batch = logits_like(nodes, min(copies(2 * nodes * VOCABULARY), 100 if not has_filters else 4))
-    positions, count = torch.arange(nodes, device="cuda")[None], ints(nodes)
-    sampling, workspace = RowSampling.of([params], torch.device("cuda")), sample_workspace(nodes, torch.device("cuda"))
+    sample, tree = Sample(), metadata_of([range(-1, nodes - 1)], nodes, CUDA)
+    settings = draw_settings_of([params], CUDA)
     tokens, want = (torch.full((1, nodes), -7, dtype=torch.int32, device="cuda") for _ in range(2))
-    workspace.values.fill_(torch.nan)
-    sample(batch[0], positions, count, sampling, tokens, workspace, has_filters=has_filters)
-    few = ints(min(nodes, 4))  # the definition takes its time
-    sample_plain(batch[0], positions, few, sampling, want)
-    is_equal = torch.equal(tokens[:, : int(few)], want[:, : int(few)])
+    sample.workspace(nodes, CUDA).values.fill_(torch.nan)
+    sample(batch[0], tree, settings, tokens, has_filters=has_filters)
+    few = min(nodes, 4)  # the definition takes its time
+    PLAIN.sample(batch[0], replace(tree, num_nodes=ints(few)), settings, want, has_filters=has_filters)
+    is_equal = torch.equal(tokens[:, :few], want[:, :few])
 
     def call(x: Tensor) -> Callable[[], None]:
-        return lambda: sample(x, positions, count, sampling, tokens, workspace, has_filters=has_filters)
+        return lambda: sample(x, tree, settings, tokens, has_filters=has_filters)
 
     seconds = sweep([call(x) for x in batch])
     rival = sweep([lambda x=x: x.argmax(-1) for x in batch]) if kind == "greedy" else None
@@ -74,14 +100,16 @@ def draws(nodes: int, kind: str) -> dict[str, Any]:
 
 def walks(nodes: int) -> dict[str, Any]:
     """A walk along a path of 16."""
-    ids, parents = torch.arange(nodes, device="cuda")[None], ints(*range(-1, nodes - 1))[None]
-    inputs = (ids, parents, ints(nodes), ints(*range(1, nodes + 1))[None], ints(-1, -1)[None], ints(100))
+    ids, tree = torch.arange(nodes, device="cuda")[None], metadata_of([range(-1, nodes - 1)], nodes, CUDA)
+    drawn, settings = ints(*range(1, nodes + 1))[None], draw_settings_of([SamplingParams()], CUDA)
     shapes = ((1, 16), (1,), (1, 16), (1,))
-    got, want = ([torch.full(shape, -9, dtype=torch.int32, device="cuda") for shape in shapes] for _ in range(2))
-    accept_walk(*inputs, (got[0], got[1], got[2], got[3]))
-    accept_walk_plain(*inputs, (want[0], want[1], want[2], want[3]))
-    is_equal = all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
-    seconds = sweep([lambda: accept_walk(*inputs, (got[0], got[1], got[2], got[3]))] * 50)
+    got, want = (
+        Outcome(*(torch.full(shape, -9, dtype=torch.int32, device="cuda") for shape in shapes)) for _ in range(2)
+    )
+    accept_walk(ids, tree, drawn, settings, got)
+    PLAIN.accept_walk(ids, tree, drawn, settings, want)
+    is_equal = are_equal(got, want)
+    seconds = sweep([lambda: accept_walk(ids, tree, drawn, settings, got)] * 50)
     return {"kernel": "accept_walk", "rows": nodes, "us": seconds * 1e6, "equal": is_equal}
 
 
@@ -89,20 +117,23 @@ def candidates(sequences: int, width: int, temperature: float) -> dict[str, Any]
     """`likeliest` over a block of 15 depths."""
     rows = sequences * DEPTHS
     batch = [x.view(sequences, DEPTHS, VOCABULARY) for x in logits_like(rows, copies(2 * rows * VOCABULARY))]
-    inputs = (torch.full((sequences,), temperature, device="cuda"), torch.arange(sequences, device="cuda") + 2**62)
-    base, workspace = ints(*range(sequences)), likeliest_workspace(rows, torch.device("cuda"))
+    settings = replace(
+        tree_settings(sequences, 0),
+        seeds=torch.arange(sequences, device="cuda") + 2**62,
+        temperature=torch.full((sequences,), temperature, device="cuda"),
+    )
 
-    def poisoned() -> tuple[Tensor, Tensor, Tensor]:
+    def poisoned() -> Candidates:
         ids = torch.full((sequences, DEPTHS, width), -7, dtype=torch.int32, device="cuda")
-        return ids, ids.float() * torch.nan, ids.float() * torch.nan
+        return Candidates(ids, ids.float() * torch.nan, ids.float() * torch.nan)
 
-    got, want = poisoned(), poisoned()
-    likeliest(batch[0], *inputs, base, got, workspace)
-    likeliest_plain(batch[0], *inputs, base, want)
-    differing = int((got[0] != want[0]).sum())
+    got, want, likeliest = poisoned(), poisoned(), Likeliest()
+    likeliest(batch[0], settings, got)
+    PLAIN_TREES.likeliest(batch[0], settings, want)
+    differing = int((got.token_ids != want.token_ids).sum())
     is_equal = differing == 0 if temperature == 0 else differing <= rows * width // 100  # noise is float32's
-    is_equal = is_equal and bool((got[1] - want[1]).abs().max() < 1e-3)
-    seconds = sweep([lambda x=x: likeliest(x, *inputs, base, got, workspace) for x in batch])
+    is_equal = is_equal and bool((got.scores - want.scores).abs().max() < 1e-3)
+    seconds = sweep([lambda x=x: likeliest(x, settings, got) for x in batch])
     rival = sweep([lambda x=x: (x.topk(width, -1), x.float().logsumexp(-1)) for x in batch])
     return {
         "kernel": "likeliest", "sequences": sequences, "width": width, "temperature": temperature, "us": seconds * 1e6,
@@ -111,22 +142,21 @@ def candidates(sequences: int, width: int, temperature: float) -> dict[str, Any]
 
 
 def trees(sequences: int, budget: int) -> dict[str, Any]:
-    """`best_first_trees` with a width of 16."""
+    """`best_first` with a width of 16."""
     scores = torch.randn(sequences, DEPTHS, 16, device="cuda").mul(2).log_softmax(-1).sort(-1, descending=True).values
     ids = torch.randint(0, VOCABULARY, scores.shape, dtype=torch.int32, device="cuda")
     n = budget + 1
-    roots, given = ints(*range(sequences)), (ids, scores, scores)
-    settings = ints(*[budget] * sequences), ints(*[16] * sequences), ints(*[0] * sequences)
+    given, settings = Candidates(ids, scores, scores), tree_settings(sequences, budget)
 
-    def poisoned() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def poisoned() -> TreeNodes:
         a, b, c = (torch.full((sequences, n), -9, dtype=torch.int32, device="cuda") for _ in range(3))
-        return a, b, c, torch.full((sequences, n), torch.nan, device="cuda"), ints(*[-9] * sequences)
+        return TreeNodes(a, b, c, torch.full((sequences, n), torch.nan, device="cuda"), ints(*[-9] * sequences))
 
     got, want = poisoned(), poisoned()
-    best_first_trees(roots, given, *settings, got)
-    best_first_trees_plain(roots, given, *settings, want)
-    is_equal = all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
-    seconds = sweep([lambda: best_first_trees(roots, given, *settings, got)] * 20)
+    best_first(settings, given, got)
+    PLAIN_TREES.best_first(settings, given, want)
+    is_equal = are_equal(got, want)
+    seconds = sweep([lambda: best_first(settings, given, got)] * 20)
     return {"kernel": "best_first", "sequences": sequences, "budget": budget, "us": seconds * 1e6, "equal": is_equal}
 
 

@@ -20,7 +20,7 @@ from draft_service.cpu.block_pass import BlockPass
 from draft_service.cpu.context_projection import ContextProjection
 from draft_service.draft.candidates import CandidateRanker, Candidates, TreeOptions, build_tree, likeliest
 from draft_service.gpu.block_graphs import BlockGraphs
-from draft_service.gpu.device_trees import TreeKernels
+from draft_service.kernels.kernel_set import KernelSet
 from draft_service.model.draft_model import DraftModel
 from draft_service.model.rope import rope_tables
 from draftwood.sampling import SamplingParams
@@ -98,7 +98,7 @@ class Drafter:
         max_batch: int,
         compile: bool = False,
         graphs: bool | None = None,  # whether passes run over static buffers; None: on a GPU
-        kernels: TreeKernels | None = None,  # that make trees on the device, over static buffers only
+        kernels: KernelSet | None = None,  # that make trees on the device, over static buffers only
     ) -> None:
         self.model, self.config, self.max_batch = model, model.config, max_batch
         self.cache = ContextCache(

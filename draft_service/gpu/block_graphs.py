@@ -14,7 +14,8 @@ from torch import Tensor
 from draft_service.cache.context_cache import CachedSequence, ContextCache
 from draft_service.draft.candidates import TreeOptions
 from draft_service.gpu.context_graphs import ContextGraphs
-from draft_service.gpu.device_trees import NODES, WIDTHS, DeviceTrees, TreeKernels, is_for_device, width_of
+from draft_service.gpu.device_trees import NODES, WIDTHS, DeviceTrees, is_for_device, width_of
+from draft_service.kernels.kernel_set import KernelSet
 from draft_service.model.config import DrafterConfig, LayerAttention
 from draft_service.model.draft_model import DraftModel
 from draftwood.device.compilation import compiled
@@ -125,7 +126,7 @@ class BlockGraphs:
         rotation: tuple[Tensor, Tensor],
         *,
         compile_steps: bool,
-        kernels: TreeKernels | None,
+        kernels: KernelSet | None,
     ) -> None:
         """`kernels` make trees on the device; without, on the host."""
         self.model, self.cache, self.rotation, self.kernels = model, cache, rotation, kernels

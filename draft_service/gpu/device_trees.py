@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draft_service.draft.candidates import TreeOptions
+from draft_service.kernels.arguments import Candidates, TreeNodes, TreeSettings
+from draft_service.kernels.kernel_set import KernelSet
 from draftwood.device.pinned_staging import PinnedStaging
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
@@ -19,20 +19,8 @@ NODES = (16, 32, 64, 128, 256)  # of a tree, the root included
 WIDTHS = (16, 64)
 
 
-class TreeKernels:
-    """The launchers of draft_service.kernels.triton, or their plain twins. Imports Triton."""
-
-    def __init__(self, *, plain: bool) -> None:
-        ranks, trees = (
-            importlib.import_module(f"draft_service.kernels.triton.{name}") for name in ("likeliest", "best_first")
-        )
-        self.workspace: Callable[..., Any] = ranks.likeliest_workspace
-        self.likeliest: Callable[..., None] = ranks.likeliest_plain if plain else ranks.likeliest
-        self.best_first: Callable[..., None] = trees.best_first_trees_plain if plain else trees.best_first_trees
-
-
 def width_of(options: TreeOptions) -> int:
-    """Candidates a depth that a tree can use."""
+    """Candidates per depth that a tree can use."""
     return min(options.width_cap, options.tree_budget) if options.algorithm == "ddtree" else 1
 
 
@@ -43,10 +31,10 @@ def is_for_device(options: TreeOptions, sampling: SamplingParams, vocab_size: in
 
 
 class DeviceTrees:
-    """The trees of one bucket: S sequences, W candidates a depth, trees of N nodes."""
+    """The trees of one bucket: S sequences, W candidates per depth, trees of N nodes."""
 
     def __init__(
-        self, kernels: TreeKernels, shape: tuple[int, int, int], width: int, num_nodes: int, device: torch.device
+        self, kernels: KernelSet, shape: tuple[int, int, int], width: int, num_nodes: int, device: torch.device
     ) -> None:
         """`shape` of the logits: S, depths, vocabulary."""
         s, depths, _ = shape
@@ -54,13 +42,13 @@ class DeviceTrees:
         self.kernels = kernels
         self.settings = PinnedStaging(
             {
-                "seed": (each, torch.int64),
+                "seeds": (each, torch.int64),
                 "temperature": (each, f32),
-                "base_length": (each, i32),
-                "root": (each, i32),
-                "budget": (each, i32),
-                "width": (each, i32),
-                "spine": (each, i32),
+                "base_lengths": (each, i32),
+                "roots": (each, i32),
+                "budgets": (each, i32),
+                "widths": (each, i32),
+                "spines": (each, i32),
             },
             device,
         )
@@ -74,29 +62,30 @@ class DeviceTrees:
             },
             device,
         )
-        self._candidates = tuple(torch.zeros(s, depths, width, dtype=dtype, device=device) for dtype in (i32, f32, f32))
-        self._workspace = kernels.workspace(s * depths, device)
+        self._given = TreeSettings(**self.settings.device)
+        self._nodes = TreeNodes(**self.trees.device)
+        ids, scores, log_probs = (
+            torch.zeros(s, depths, width, dtype=dtype, device=device) for dtype in (i32, f32, f32)
+        )
+        self._candidates = Candidates(ids, scores, log_probs)
 
     def write(self, wanted: Sequence[tuple[int, int, TreeOptions, SamplingParams]]) -> None:
         """The host's part: root, base length, options and sampling settings of each sequence."""
         host = self.settings.host
         self.settings.on_host.zero_()
         for i, (root, base_length, options, sampling) in enumerate(wanted):
-            host["root"][i], host["base_length"][i] = root, base_length
-            host["budget"][i], host["width"][i] = options.tree_budget, width_of(options)
-            host["spine"][i] = options.spine and options.algorithm == "ddtree"
+            host["roots"][i], host["base_lengths"][i] = root, base_length
+            host["budgets"][i], host["widths"][i] = options.tree_budget, width_of(options)
+            host["spines"][i] = options.spine and options.algorithm == "ddtree"
             if not sampling.is_greedy:
                 host["temperature"][i] = sampling.temperature
-                host["seed"][i] = np.uint64(sampling.seed).astype(np.int64)
+                host["seeds"][i] = np.uint64(sampling.seed).astype(np.int64)
 
     def run(self, logits: Tensor) -> None:
         """The device's part: from logits [S, depths, V] to the host's copy of the trees."""
         self.settings.send()
-        of = self.settings.device
-        noise = (of["temperature"], of["seed"], of["base_length"])
-        self.kernels.likeliest(logits, *noise, self._candidates, self._workspace)
-        options = (of["budget"], of["width"], of["spine"])
-        self.kernels.best_first(of["root"], self._candidates, *options, tuple(self.trees.device.values()))
+        self.kernels.likeliest(logits, self._given, self._candidates)
+        self.kernels.best_first(self._given, self._candidates, self._nodes)
         self.trees.fetch()
 
     def read(self, count: int) -> list[DraftTree]:

@@ -1,4 +1,4 @@
-"""Kernels of attention, of the KV commit and of the trees' structure, at the heads of Qwen3.6-27B."""
+"""Kernels of attention, of the KV commit and of the trees' metadata, at the heads of Qwen3.6-27B."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def _attention(
     rows, keys = tile
     n, hq, hkv = 64 if rows > 16 else 1, 24, 4
     pointers = dict.fromkeys(("q", "k", "v", "key_pool", "value_pool", "out"), f"*{dtype}")
-    boxes = dict.fromkeys(("key_boxes", "value_boxes"), f"tensordesc<{dtype}[{keys}, {d}]>")
-    boxes |= dict.fromkeys(("k_boxes", "v_boxes"), f"tensordesc<{dtype}[1, {keys}, {d}]>")
+    descriptors = dict.fromkeys(("key_descriptor", "value_descriptor"), f"tensordesc<{dtype}[{keys}, {d}]>")
+    descriptors |= dict.fromkeys(("k_descriptor", "v_descriptor"), f"tensordesc<{dtype}[1, {keys}, {d}]>")
     indices = {"page_table": "*i32", "base_lengths": "*i32", "ancestors": "*i64", "positions": "*i64"}
     floats = dict.fromkeys(("factor", "unit", "cap"), "fp32") | dict.fromkeys(("partial", "sums"), "*fp32")
     strides = {f"{name}_b": n * heads * d for name, heads in (("q", hq), ("k", hkv), ("v", hkv), ("out", hq))}
@@ -22,12 +22,12 @@ def _attention(
     return Entry(
         name=f"tree_attention-{dtype}-{d}-{rows}x{keys}",
         kernel="verify_service.kernels.triton.tree_attention:_attend",
-        types=pointers | boxes | indices | floats | {"sinks": "*fp32", "P": "i32"},
+        types=pointers | descriptors | indices | floats | {"sinks": "*fp32", "P": "i32"},
         constants=strides
         | {"slots": 1 << 16, "N": n, "W": 1, "HQ": hq, "HKV": hkv, "D": d, "DP": 1 << (d - 1).bit_length(), "PAGE": 64}
         | {
-            "BOXES": True,
-            "NODE_BOXES": True,
+            "DESCRIPTORS": True,
+            "NODE_DESCRIPTORS": True,
             "PREFETCH": True,
             "OVERLAP": True,
             "EDGE": keys,
@@ -55,12 +55,12 @@ _MERGE = Entry(
 _KV_COMMIT = Entry(
     name="kv_commit",
     kernel="verify_service.kernels.triton.kv_commit:_copy",
-    types=dict.fromkeys(("stash_keys", "stash_values", "key_pool", "value_pool"), "*bf16")
+    types=dict.fromkeys(("keys", "values", "key_pool", "value_pool"), "*bf16")
     | dict.fromkeys(("path", "path_length", "base_lengths", "page_table"), "*i32")
     | {"S": "i32", "P": "i32"},
     constants={"B": 8, "N": 64, "HKV": 4, "D": 256, "LONGEST": 16, "PAGE": 64, "BLOCK": 1024},
 )
-_TREE_STRUCTURE = Entry(
+_TREE_METADATA = Entry(
     name="tree_metadata",
     kernel="verify_service.kernels.triton.tree_metadata:_walk",
     types=dict[str, str]()
@@ -76,5 +76,5 @@ ATTENTION = (
     _attention("fp32", 256, (16, 16), {120: 32}, num_warps=4, num_stages=2),
     _MERGE,
     _KV_COMMIT,
-    _TREE_STRUCTURE,
+    _TREE_METADATA,
 )

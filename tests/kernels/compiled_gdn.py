@@ -41,7 +41,7 @@ STATE_PER_NODE = pointers(
 )  # a rival of the benchmarks
 GATED_NORM = pointers(bf16="out gate weight", i32_="gate_batch gate_row N rows", fp32_="eps")
 RECURRENT_COMMIT = pointers(
-    bf16="conv inputs windows", fp32="norms g beta states", i32="path length slots snapshots", i32_="B N T"
+    bf16="conv inputs windows", fp32="norms g beta states", i32="path length slots", i32_="B N T"
 )
 
 
@@ -107,15 +107,12 @@ def _entries() -> tuple[Entry, ...]:
             {"HV": 48, "V": 128, "BR": 16, "OVERLAPS": True},
         ),
         Entry("gdn_root", f"{KERNELS}.gdn_verify:gdn_root_kernel", GDN_ROOT, GDN | whole, num_warps=8),
-        *(
-            Entry(
-                f"recurrent_commit{'-snapshots' if snapshots else ''}",
-                f"{KERNELS}.recurrent_commit:recurrent_commit_kernel",
-                RECURRENT_COMMIT,
-                commit | {"IS_DELTA": True, "HAS_SNAPSHOTS": snapshots},
-                num_warps=4,
-            )
-            for snapshots in (False, True)
+        Entry(
+            "recurrent_commit",
+            f"{KERNELS}.recurrent_commit:recurrent_commit_kernel",
+            RECURRENT_COMMIT,
+            commit | {"IS_DELTA": True},
+            num_warps=4,
         ),
         Entry(
             "recurrent_commit-windows",
@@ -123,7 +120,7 @@ def _entries() -> tuple[Entry, ...]:
             RECURRENT_COMMIT | pointers(i32="conv norms g beta"),
             commit
             | {"HV": 0, "HK": 1, "K": 16, "V": 16, "BV": 16, "KC": 16, "C": 2048, "KERNEL_SIZE": 3}
-            | {"IS_DELTA": False, "HAS_SNAPSHOTS": False},
+            | {"IS_DELTA": False},
             num_warps=1,
         ),
     )

@@ -1,6 +1,6 @@
 """The kernels that are compiled ahead of time, with the limits that each has to keep.
 
-One entry a kernel and configuration that is served. Add yours to ENTRIES.
+One entry per kernel and configuration that is served. Add yours to ENTRIES.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ARCHITECTURES = (90, 120)  # Hopper; Blackwell of workstations, which has the least shared memory
-SHARED_LIMIT = {90: 227, 120: 99}  # KiB a block
+SHARED_LIMIT = {90: 227, 120: 99}  # KiB per block
 
 
 @dataclass(frozen=True, slots=True)

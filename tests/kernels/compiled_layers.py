@@ -1,4 +1,4 @@
-"""The kernels between the products of a decoder layer, at the shape of Qwen3.6-27B."""
+"""The kernels between the matrix products of a decoder layer, at the shape of Qwen3.6-27B."""
 
 from __future__ import annotations
 

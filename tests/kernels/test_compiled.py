@@ -46,7 +46,7 @@ def compiled(entry: Entry, architecture: int) -> Any:
 
 
 def stack_bytes(cubin: bytes, folder: Path) -> int:
-    """Bytes of local memory a thread: what did not fit into registers."""
+    """Bytes of local memory per thread: what did not fit into registers."""
     path = folder / "kernel.cubin"
     path.write_bytes(cubin)
     command = [str(TOOLS / "cuobjdump"), "--dump-resource-usage", str(path)]

@@ -10,8 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.trees import random_parents
-from tests.verify_service.oracles import path_to
+from benchmarks.kernels.trees import metadata_of, random_parents
+from verify_service.kernels.arguments import TreeMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +19,11 @@ class Trees:
     """B trees padded to N nodes. Spare nodes see themselves alone."""
 
     parents_of: list[list[int]]
-    parents: Tensor  # [B, N] int32
-    ancestors: Tensor  # [B, N, ceil(N / 64)] int64
+    metadata: TreeMetadata
 
     @classmethod
     def of(cls, parents_of: Sequence[Sequence[int]], num_nodes: int, device: torch.device) -> Self:
-        parents = torch.full((len(parents_of), num_nodes), -1, dtype=torch.int32)
-        words = [[[0] * ((num_nodes + 63) // 64) for _ in range(num_nodes)] for _ in parents_of]
-        for b, tree in enumerate(parents_of):
-            parents[b, : len(tree)] = torch.tensor(tree, dtype=torch.int32)
-            for i in range(num_nodes):
-                for j in path_to(tree, i) if i < len(tree) else [i]:
-                    words[b][i][j // 64] |= 1 << (j % 64)
-        signed = [[[w - (1 << 64) if w >> 63 else w for w in node] for node in tree] for tree in words]
-        return cls([list(tree) for tree in parents_of], parents.to(device), torch.tensor(signed).to(device))
+        return cls([list(tree) for tree in parents_of], metadata_of(parents_of, num_nodes, device))
 
     @classmethod
     def draw(cls, seed: int, batch: int, num_nodes: int, device: torch.device, spare: int = 0) -> Self:

@@ -17,9 +17,9 @@ from torch import Tensor
 from verify_service.cache.layer_views import AttentionView, RecurrentView
 from verify_service.core.target_spec import GDN, MAMBA2, SHORT_CONV
 from verify_service.cpu.step_inputs import StepInputs
-from verify_service.kernels.reference.gdn_verify import gdn_verify
-from verify_service.kernels.reference.mamba2_verify import mamba2_verify
-from verify_service.kernels.reference.tree_attention import tree_attention
+from verify_service.kernels.reference.gdn_verify import gdn_over_tree
+from verify_service.kernels.reference.mamba2_verify import mamba2_over_tree
+from verify_service.kernels.reference.tree_attention import attention_over_tree
 from verify_service.kernels.reference.tree_conv import tree_conv
 from verify_service.model.attention import register_attention
 from verify_service.model.mixers.gated_delta_net import GatedDeltaNet
@@ -34,7 +34,7 @@ def attend(
 ) -> Tensor:
     """As model.attention.TreeAttention says."""
     prefix = (view.key_pool, view.value_pool, step.prefix_slots, step.prefix_bias)
-    out = tree_attention(query, key, value, *prefix, step.ancestor_bias, step.positions, scaling, **settings)
+    out = attention_over_tree(query, key, value, *prefix, step.ancestor_bias, step.positions, scaling, **settings)
     view.keys.copy_(key.transpose(1, 2))
     view.values.copy_(value.transpose(1, 2))
     return out
@@ -66,7 +66,7 @@ class TreeGatedDeltaNet(GatedDeltaNet):
         beta = beta.sigmoid().float()
         g = self.decay * F.softplus(a.float() + self.dt_bias)
         state = recurrent.states.index_select(0, step.state_slots)
-        out = gdn_verify(q, k, v, g, beta, state, step.ancestor_mask, step.ancestor_bias)
+        out = gdn_over_tree(q, k, v, g, beta, state, step.ancestor_mask, step.ancestor_bias)
         recurrent.inputs.copy_(inputs)
         recurrent.conv.copy_(conv)
         recurrent.norms.copy_(norms.view(b, n, -1))
@@ -106,7 +106,7 @@ class TreeMamba2(Mamba2):
         dt = dt.float()
         g = self.decay * dt
         state = recurrent.states.index_select(0, step.state_slots)
-        out = mamba2_verify(queries, keys, x, g, dt, state, step.ancestor_mask, step.ancestor_bias) + self.skip * x
+        out = mamba2_over_tree(queries, keys, x, g, dt, state, step.ancestor_mask, step.ancestor_bias) + self.skip * x
         recurrent.inputs.copy_(inputs)
         recurrent.conv.copy_(conv)
         recurrent.g.copy_(g)

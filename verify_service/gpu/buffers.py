@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwood.device.pinned_staging import PinnedStaging
 from verify_service.cache.commit_inputs import Arena
-from verify_service.kernels.arguments import MAX_STOP_IDS, NODES_PER_WORD, Draws, Outcome, TreeMetadata
+from verify_service.kernels.arguments import MAX_STOP_IDS, NODES_PER_WORD, DrawSettings, Outcome, TreeMetadata
 
 
 class StepBuffers:
@@ -64,7 +64,7 @@ class StepBuffers:
             tree_depth=new(b),
             block_depth=new(b, words),
         )
-        self.draws = Draws(**{name: of[name] for name in Draws.__dataclass_fields__})
+        self.draws = DrawSettings(**{name: of[name] for name in DrawSettings.__dataclass_fields__})
         self.input_ids = of["input_ids"]
         self.drawn = new(b, n)  # the token drawn at each node, -1 where its logits are no distribution
         rows, each = ((b, max_path), i32), ((b,), i32)

@@ -1,7 +1,7 @@
 """Kernels as operators that compiled layers may call: opaque to the compiler, one output each, effects declared.
 
-What all layers of a pass share (structure, kernel set) is not an argument but the running pass's: compiled layers then
-depend on the number of rows alone, M = B * N, and one graph serves every batch and tree.
+What all layers of a pass share (tree metadata, kernel set) is not an argument but the running pass's: compiled layers
+then depend on the number of rows alone, M = B * N, and one graph serves every batch and tree.
 """
 
 from __future__ import annotations
@@ -13,8 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify_service.kernels.arguments import TreeMetadata
+from verify_service.kernels.arguments import (
+    AttentionSettings,
+    Convolution,
+    GatedNorm,
+    Gates,
+    HeadNorms,
+    KvPages,
+    LayerCommitInputs,
+    TreeMetadata,
+)
 from verify_service.kernels.kernel_set import KernelSet
+from verify_service.kernels.reference.tree_conv import conv_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +32,12 @@ class Pass:
     """What the layers of one pass share."""
 
     kernels: KernelSet
-    structure: TreeMetadata
+    tree: TreeMetadata
     page_size: int
 
     def rows(self, flat: Tensor) -> Tensor:
         """[M, ...] as [B, N, ...]; whatever strides the rows have."""
-        b, n = self.structure.parents.shape
+        b, n = self.tree.parents.shape
         return flat.view(b, n, *flat.shape[1:])
 
 
@@ -58,18 +68,9 @@ def tree_attention(
 ) -> Tensor:  # [M, HQ, D]
     p = _running[-1]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    p.kernels.tree_attention(
-        *(p.rows(t) for t in (q, k, v)),
-        key_pool,
-        value_pool,
-        p.structure,
-        p.page_size,
-        scaling,
-        sliding_window or None,
-        soft_cap or None,
-        sinks,
-        p.rows(out),
-    )
+    pages = KvPages(key_pool, value_pool, p.page_size)
+    settings = AttentionSettings(scaling, sliding_window or None, soft_cap or None, sinks)
+    p.kernels.tree_attention(p.rows(q), p.rows(k), p.rows(v), pages, p.tree, settings, p.rows(out))
     return out
 
 
@@ -127,11 +128,10 @@ def normed_attention(
     p = _running[-1]
     hkv, d = keys.shape[1:]
     q = projected.new_empty(projected.shape[0], (projected.shape[1] - 2 * hkv * d) // step, d)
-    p.kernels.rotate_heads(projected, cos, sin, q_weight, k_weight, eps, step, q, keys, values)
+    p.kernels.rotate_heads(projected, (cos, sin), HeadNorms(q_weight, k_weight, eps), step, q, keys, values)
     out = torch.empty_like(q)
-    rows = tuple(p.rows(t) for t in (q, keys, values))
-    settings = (p.structure, p.page_size, scaling, sliding_window or None, None, None)
-    p.kernels.tree_attention(*rows, key_pool, value_pool, *settings, p.rows(out))
+    pages, settings = KvPages(key_pool, value_pool, p.page_size), AttentionSettings(scaling, sliding_window or None)
+    p.kernels.tree_attention(p.rows(q), p.rows(keys), p.rows(values), pages, p.tree, settings, p.rows(out))
     return out
 
 
@@ -161,15 +161,14 @@ def gated_delta_net(
     beta: Tensor,  # [M, HV] float32
 ) -> Tensor:  # [M, HV, V], through the gated norm
     p = _running[-1]
-    kernels, s = p.kernels, p.structure
-    commit_inputs = tuple(p.rows(t) for t in (inputs, conv, norms, g, beta))
-    kernels.conv_gate(
-        p.rows(projected), s.parents, windows, s.state_slots, weight, decay, dt_bias, *commit_inputs, states.shape[-1]
-    )
-    out = conv.new_empty(conv.shape[0], *states.shape[1:3])
-    channels = conv.shape[-1]
-    z = p.rows(projected[:, channels : channels + out.shape[1] * out.shape[2]])
-    kernels.gdn_verify(*commit_inputs[1:], s, states, p.rows(out), (z, norm_weight, eps))
+    rows = p.rows(projected)  # [B, N, q | k | v | z | b | a]
+    commit_inputs = LayerCommitInputs(*(p.rows(t) for t in (inputs, conv, norms, g, beta)))
+    channels, (heads, value_dim, key_dim) = conv.shape[-1], states.shape[1:]
+    x, z, write, step = rows.split([channels, heads * value_dim, heads, heads], -1)
+    gates = Gates(step, write, decay, dt_bias)
+    p.kernels.conv_gate(x, p.tree, windows, Convolution(weight), gates, commit_inputs, key_dim=key_dim)
+    out = conv.new_empty(conv.shape[0], heads, value_dim)
+    p.kernels.gdn_verify(commit_inputs, p.tree, states, GatedNorm(z, norm_weight, eps), p.rows(out))
     return out
 
 
@@ -198,13 +197,11 @@ def mamba2(
     beta: Tensor,  # [M, HV] float32
 ) -> Tensor:  # [M, HV, V]
     p = _running[-1]
-    kernels, s = p.kernels, p.structure
-    commit_inputs = tuple(p.rows(t) for t in (inputs, conv, g, beta))
-    limits = (least_step, most_step)
-    gates = (weight, bias, decay, dt_bias, limits)
-    kernels.mamba2_conv_gate(p.rows(xbc), p.rows(dt), s.parents, windows, s.state_slots, *gates, *commit_inputs)
+    commit_inputs = LayerCommitInputs(p.rows(inputs), p.rows(conv), None, p.rows(g), p.rows(beta))
+    gates = Gates(p.rows(dt), None, decay, dt_bias, (least_step, most_step))
+    p.kernels.conv_gate(p.rows(xbc), p.tree, windows, Convolution(weight, bias), gates, commit_inputs)
     out = torch.empty(xbc.shape[0], *states.shape[1:3], device=xbc.device)
-    kernels.mamba2_verify(*commit_inputs[1:], s, states, skip, p.rows(out))
+    p.kernels.mamba2_verify(commit_inputs, p.tree, states, skip, p.rows(out))
     return out
 
 
@@ -218,16 +215,9 @@ def _(xbc: Tensor, dt: Tensor, windows: Tensor, states: Tensor, *_: object) -> T
 def conv_rows(inputs: Tensor, windows: Tensor, kernel_size: int) -> Tensor:
     """What a short convolution reads, oldest first: [M, C] to [M, kernel_size, C]."""
     p = _running[-1]
-    s = p.structure
-    b, n = s.parents.shape
-    at = torch.arange(n, device=inputs.device).expand(b, n)
-    index: list[Tensor] = []
-    for _ in range(kernel_size):
-        index.append(kernel_size - 1 + at)
-        at = torch.where(at >= 0, s.parents.long().gather(1, at.clamp(min=0)), at - 1)
-    rows = torch.cat([windows.index_select(0, s.state_slots), p.rows(inputs)], 1)
-    picked = torch.stack(index[::-1], -1).view(b, n * kernel_size, 1).expand(-1, -1, rows.shape[-1])
-    return rows.gather(1, picked).view(b * n, kernel_size, -1)
+    rows = torch.cat([windows.index_select(0, p.tree.state_slots), p.rows(inputs)], 1)
+    picked = conv_index(p.tree.parents, kernel_size).flatten(1)[..., None].expand(-1, -1, rows.shape[-1])
+    return rows.gather(1, picked).view(inputs.shape[0], kernel_size, -1)
 
 
 @conv_rows.register_fake

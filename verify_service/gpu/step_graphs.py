@@ -92,7 +92,7 @@ class StepGraphs:
         buffers, kernels = self.buffers, self.target.kernels
         hidden = buffers.hidden.view(-1, self.target.spec.hidden_size)
         self.target.logits_into(hidden, self.logits.view(hidden.shape[0], -1))
-        kernels.sample(self.logits, buffers.structure, buffers.draws, buffers.drawn, has_filters)
+        kernels.sample(self.logits, buffers.structure, buffers.draws, buffers.drawn, has_filters=has_filters)
         kernels.accept_walk(buffers.input_ids, buffers.structure, buffers.drawn, buffers.draws, buffers.outcome)
 
     def _commit(self) -> None:

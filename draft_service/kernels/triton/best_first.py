@@ -1,19 +1,18 @@
-"""Best-first trees on the device: draftwood.tree.best_first for a batch, one program a sequence.
+"""Best-first trees on the device: draftwood.tree.best_first for a batch, one program per sequence.
 
 The heap is an array with a lane for each entry. An entry that is taken leaves its place to its next sibling, and its
 first child takes a new one, so that there are no more entries than picks. Sums are float64 and ties go to the smaller
-rank tuple, as there; a tuple is two words of seven bits a rank.
+rank tuple, as there; a tuple is two words of seven bits per rank.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from draft_service.kernels.arguments import Candidates, TreeNodes, TreeSettings
 from draftwood.errors import UnsupportedModelError
-from draftwood.tree import MAX_TREE_BUDGET, best_first
+from draftwood.tree import MAX_TREE_BUDGET
 
 MAX_DEPTH = 18  # two words of nine ranks
 _LAST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
@@ -107,54 +106,17 @@ def _best_first_kernel(
     tl.store(num_nodes + s, count + 1)
 
 
-def best_first_trees(
-    roots: Tensor,  # [S] int32
-    candidates: tuple[Tensor, Tensor, Tensor],
-    budgets: Tensor,  # [S] int32, nodes without the root
-    widths: Tensor,  # [S] int32
-    spines: Tensor,  # [S] int32, not 0: the chain of first candidates goes in first
-    trees: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-) -> None:
-    """Trees from `candidates`: token ids int32, scores float32, log-probs float32, each [S, depths, width].
-
-    Writes `trees`: token ids int32, parents int32, depths int32, log-probs float32, each [S, N], the root first and
-    spare nodes last (token 0, parent -1); and the number of nodes, int32 [S]. A width of 1 gives the chain. Raises
-    UnsupportedModelError for more depths or nodes than there is room for.
-    """
-    candidate_ids, scores, log_probs = candidates
-    s, num_depths, width = candidate_ids.shape
-    n = trees[0].shape[1]
+def best_first(settings: TreeSettings, candidates: Candidates, trees: TreeNodes) -> None:
+    """Raises UnsupportedModelError for more depths or nodes than there is room for."""
+    s, num_depths, width = candidates.token_ids.shape
+    n = trees.token_ids.shape[1]
     if num_depths > MAX_DEPTH:
         raise UnsupportedModelError(f"a block has {num_depths} depths, more than {MAX_DEPTH}", field="block_size")
     if n - 1 > MAX_TREE_BUDGET:
         raise UnsupportedModelError(f"tree_budget is {n - 1}, more than {MAX_TREE_BUDGET}", field="tree_budget")
     _best_first_kernel[(s,)](
-        roots, candidate_ids, scores, log_probs, budgets, widths, spines, *trees, num_depths, width, n,
+        settings.roots, candidates.token_ids, candidates.scores, candidates.log_probs, settings.budgets,
+        settings.widths, settings.spines, trees.token_ids, trees.parents, trees.depths, trees.log_probs,
+        trees.num_nodes, num_depths, width, n,
         triton.next_power_of_2(n + num_depths), triton.next_power_of_2(n), num_warps=1,
     )  # fmt: skip
-
-
-def best_first_trees_plain(
-    roots: Tensor,  # [S] int32
-    candidates: tuple[Tensor, Tensor, Tensor],
-    budgets: Tensor,  # [S] int32
-    widths: Tensor,  # [S] int32
-    spines: Tensor,  # [S] int32
-    trees: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-) -> None:
-    """The same by draftwood.tree."""
-    token_ids, parents, depths, values, num_nodes = trees
-    for i in range(roots.shape[0]):
-        ids, scores, log_probs = (part[i, :, : int(widths[i])].tolist() for part in candidates)
-        budget = min(int(budgets[i]), token_ids.shape[1] - 1)
-        tree = best_first(int(roots[i]), ids, scores, budget, log_probs=log_probs, spine=bool(spines[i]))
-        n = tree.num_nodes
-        for out, spare, nodes in (
-            (token_ids, 0, tree.token_ids),
-            (parents, -1, tree.parents),
-            (depths, 0, tree.depths),
-            (values, 0.0, tree.log_probs),
-        ):
-            out[i] = spare
-            out[i, :n] = torch.tensor(nodes, dtype=out.dtype)
-        num_nodes[i] = n

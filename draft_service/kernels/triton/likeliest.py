@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from draft_service.kernels.arguments import Candidates, TreeSettings
 from draftwood.errors import UnsupportedModelError
 from draftwood.kernels.gumbel import fast_noise, word, words
 from draftwood.kernels.rank import rank_of, value_of
-from draftwood.noise import gumbel
 from draftwood.tree import MAX_WIDTH
 
 BLOCK, LANES = 4096, 64
@@ -148,55 +148,37 @@ def _select_kernel(
         tl.store(log_probs + out, plain - own, mask=is_kept)
 
 
-def likeliest(
-    logits: Tensor,  # [S, depths, V] float32, bfloat16 or float16, biases added; rows contiguous
-    temperature: Tensor,  # [S] float32; 0 ranks without noise
-    seed: Tensor,  # [S] int64, the seed's 64 bits
-    base_lengths: Tensor,  # [S] int32, position of the root: depth d is for the position d behind it
-    out: tuple[Tensor, Tensor, Tensor],
-    workspace: LikeliestWorkspace,
-) -> None:
-    """Writes `out`: token ids int32, scores float32 (descending), log-probs float32, each [S, depths, width].
+class Likeliest:
+    """The launcher, of one device. It keeps a workspace per number of rows, since captured graphs hold on to it."""
 
-    Raises UnsupportedModelError for vocabularies or widths beyond what the workspace holds.
-    """
-    token_ids, scores, log_probs = out
-    s, depths, v = logits.shape
-    width, tiles = token_ids.shape[-1], -(-v // BLOCK)
-    if tiles > MAX_TILES:
-        raise UnsupportedModelError(f"vocab_size is {v}, more than {MAX_TILES * BLOCK}", field="vocab_size")
-    if not 1 <= width <= min(MAX_WIDTH, v):
-        raise UnsupportedModelError(f"width is {width}, not in [1, {min(MAX_WIDTH, v)}]", field="width")
-    flat, inputs, w = logits.view(s * depths, v), (temperature, seed, base_lengths), workspace
-    stride = flat.stride(0)
-    _survey_kernel[(tiles, s * depths)](
-        flat, *inputs, w.peaks, w.sums, stride, depths, v, BLOCK, LANES, MAX_TILES, num_warps=8
-    )
-    _select_kernel[(s * depths,)](
-        flat, *inputs, w.peaks, w.sums, w.lanes, w.ranks, token_ids, scores, log_probs, stride, depths, v, width,
-        tiles, BLOCK, LANES, MAX_TILES, MAX_WIDTH, 128, num_warps=8,
-    )  # fmt: skip
+    def __init__(self) -> None:
+        self._workspaces: dict[int, LikeliestWorkspace] = {}
 
+    def workspace(self, rows: int, device: torch.device) -> LikeliestWorkspace:
+        """The memory of launches over `rows` = S * depths rows of logits."""
+        if rows not in self._workspaces:
+            self._workspaces[rows] = likeliest_workspace(rows, device)
+        return self._workspaces[rows]
 
-def likeliest_plain(
-    logits: Tensor,  # [S, depths, V]
-    temperature: Tensor,  # [S] float32
-    seed: Tensor,  # [S] int64
-    base_lengths: Tensor,  # [S] int32
-    out: tuple[Tensor, Tensor, Tensor],
-    workspace: LikeliestWorkspace | None = None,  # noqa: ARG001  the twin has the kernel's signature
-) -> None:
-    """The same, with draftwood.noise and torch; a stable sort sends ties to the lower id."""
-    token_ids, scores, log_probs = out
-    s, depths, v = logits.shape
-    plain = logits.float()
-    for i in range(s):
-        ranked = plain[i].clone()
-        if float(temperature[i]) > 0:
-            for depth in range(depths):
-                row = gumbel(int(seed[i]) & (2**64 - 1), int(base_lengths[i]) + depth + 1, v)
-                ranked[depth] += float(temperature[i]) * torch.from_numpy(row).to(ranked.device)
-        top, ids = (part[:, : token_ids.shape[-1]] for part in ranked.sort(dim=-1, descending=True, stable=True))
-        token_ids[i] = ids.to(torch.int32)
-        scores[i] = top - ranked.logsumexp(-1, keepdim=True)
-        log_probs[i] = plain[i].gather(-1, ids) - plain[i].logsumexp(-1, keepdim=True)
+    def __call__(
+        self,
+        logits: Tensor,  # [S, depths, V] float32, bfloat16 or float16, biases added; rows contiguous
+        settings: TreeSettings,
+        candidates: Candidates,  # written
+    ) -> None:
+        """Raises UnsupportedModelError for vocabularies or widths beyond what the workspace holds."""
+        s, depths, v = logits.shape
+        width, tiles = candidates.token_ids.shape[-1], -(-v // BLOCK)
+        if tiles > MAX_TILES:
+            raise UnsupportedModelError(f"vocab_size is {v}, more than {MAX_TILES * BLOCK}", field="vocab_size")
+        if not 1 <= width <= min(MAX_WIDTH, v):
+            raise UnsupportedModelError(f"width is {width}, not in [1, {min(MAX_WIDTH, v)}]", field="width")
+        flat, w = logits.view(s * depths, v), self.workspace(s * depths, logits.device)
+        inputs, stride = (flat, settings.temperature, settings.seeds, settings.base_lengths), flat.stride(0)
+        _survey_kernel[(tiles, s * depths)](
+            *inputs, w.peaks, w.sums, stride, depths, v, BLOCK, LANES, MAX_TILES, num_warps=8
+        )
+        _select_kernel[(s * depths,)](
+            *inputs, w.peaks, w.sums, w.lanes, w.ranks, candidates.token_ids, candidates.scores, candidates.log_probs,
+            stride, depths, v, width, tiles, BLOCK, LANES, MAX_TILES, MAX_WIDTH, 128, num_warps=8,
+        )  # fmt: skip

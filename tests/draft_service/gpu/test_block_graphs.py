@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from draft_service.draft.candidates import TreeOptions
 from draft_service.draft.drafter import ContextRows, Drafted, Drafter, SequenceStep
 from draft_service.gpu.block_graphs import row_bucket
-from draft_service.gpu.device_trees import TreeKernels
+from draft_service.kernels.reference.kernel_set import PLAIN
 from draft_service.model.draft_model import attention_by_products
 from draftwood.sampling import SamplingParams
 from tests.draft_service.conftest import MakeDrafter, load_drafter
@@ -40,7 +40,7 @@ def drafts(drafter: Drafter, lengths: dict[int, int]) -> list[Drafted]:
 @pytest.mark.parametrize("changes", CONFIGS)
 def test_trees_are_the_same(make_drafter: MakeDrafter, changes: dict[str, Any], on_device: bool) -> None:
     plain, draft, target = make_drafter(**changes)
-    graphed = load_drafter(draft, target, graphs=True, kernels=TreeKernels(plain=True) if on_device else None)
+    graphed = load_drafter(draft, target, graphs=True, kernels=PLAIN if on_device else None)
     for lengths in ({1: 20}, {2: 5, 3: 0, 4: 31}, {1: 21, 2: 40}):
         for wanted, got in zip(drafts(plain, lengths), drafts(graphed, lengths), strict=True):
             assert got.tree.token_ids == wanted.tree.token_ids
@@ -51,7 +51,7 @@ def test_trees_are_the_same(make_drafter: MakeDrafter, changes: dict[str, Any], 
 def test_options_and_settings_of_a_batch(make_drafter: MakeDrafter) -> None:
     """Chains, spines, budgets, widths and noise side by side; what the kernels do not know is the host's."""
     plain, draft, target = make_drafter()
-    graphed = load_drafter(draft, target, graphs=True, kernels=TreeKernels(plain=True))
+    graphed = load_drafter(draft, target, graphs=True, kernels=PLAIN)
     noisy = SamplingParams(temperature=0.7, seed=2**63 + 9)
     batches = (
         ((TreeOptions("dflash", 4, 8), GREEDY), (TreeOptions("ddtree", 20, 4, spine=True), noisy)),

@@ -1,4 +1,5 @@
-"""What is between the products of a decoder layer, in plain PyTorch: residual sums with their norms, and SwiGLU."""
+"""What is between the matrix products of a decoder layer, in plain PyTorch: residual sums with their norms, and
+SwiGLU."""
 
 from __future__ import annotations
 

@@ -10,11 +10,17 @@ replaced by the ancestor mask). Masked before the exponential; solved by substit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from verify_service.kernels.arguments import GatedNorm, LayerCommitInputs, TreeMetadata
+from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
 
-def gdn_verify(
+
+def gdn_over_tree(
     q: Tensor,  # [B, N, HK, K] float32, L2-normalised
     k: Tensor,  # [B, N, HK, K] float32, L2-normalised
     v: Tensor,  # [B, N, HV, V] float32
@@ -61,3 +67,36 @@ def _one(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
     u = beta.view(b, hk, group, 1) * (v.view(b, hk, group, dv) - read[:, :, 1])
     out = read[:, :, 0] + (q * k).sum(-1).view(b, hk, 1, 1) * u
     return out.view(b, 1, hv, dv)
+
+
+def split_heads(
+    conv: Tensor,  # [..., 2 HK K + HV V] q | k | v
+    norms: Tensor,  # [..., 2 HK] 1 / |q|, 1 / |k|
+    sizes: Sequence[int],  # HV, V, K
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q and k [..., HK, K], normalised, and v [..., HV, V]."""
+    hv, dv, dk = sizes
+    keys = norms.shape[-1] * dk
+    q, k = (conv[..., :keys].unflatten(-1, (-1, dk)) * norms[..., None]).chunk(2, -2)
+    return q, k, conv[..., keys:].unflatten(-1, (hv, dv))
+
+
+def gdn_verify(
+    commit_inputs: LayerCommitInputs,
+    tree: TreeMetadata,
+    states: Tensor,  # [T, HV, V, K] float32
+    norm: GatedNorm | None,
+    out: Tensor,  # [B, N, HV, V], written
+) -> None:
+    """`gdn_over_tree` in float32, in float64 where `out` is, for tests."""
+    assert commit_inputs.norms is not None
+    dtype = torch.promote_types(out.dtype, torch.float32)
+    q, k, v = split_heads(commit_inputs.conv.to(dtype), commit_inputs.norms, states.shape[1:])
+    g, beta, state = (t.to(dtype) for t in (commit_inputs.g, commit_inputs.beta, states[tree.state_slots.long()]))
+    ancestor_mask = ancestor_mask_of(tree.ancestors, dtype)
+    result = gdn_over_tree(q, k, v, g, beta, state, ancestor_mask, ancestor_bias_of(ancestor_mask))
+    if norm is not None:
+        z = norm.gate
+        normed = F.rms_norm(result.to(z.dtype).float(), (result.shape[-1],), None, norm.eps).to(z.dtype)
+        result = (norm.weight * normed) * F.silu(z.float()).view_as(result)
+    out.copy_(result)

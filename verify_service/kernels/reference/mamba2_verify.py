@@ -9,11 +9,16 @@ forget everything, so G_i - G_j is summed over the nodes between and not taken a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from verify_service.kernels.arguments import LayerCommitInputs, TreeMetadata
+from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
 
-def mamba2_verify(
+
+def mamba2_over_tree(
     c: Tensor,  # [B, N, HK, K] float32
     b: Tensor,  # [B, N, HK, K] float32
     x: Tensor,  # [B, N, HV, V] float32
@@ -41,3 +46,29 @@ def mamba2_verify(
     values = x.transpose(1, 2).reshape(rows * hv, n, dv)
     out = torch.baddbmm(total.exp().view(rows * hv, n, 1) * read, weights.view(rows * hv, n, n), values)
     return out.view(rows, hv, n, dv).transpose(1, 2)
+
+
+def split_heads(
+    conv: Tensor,  # [..., HV V + 2 HK K] x | B | C
+    sizes: Sequence[int],  # HV, V, K
+) -> tuple[Tensor, Tensor, Tensor]:
+    """C and B [..., HK, K], and x [..., HV, V]."""
+    hv, dv, dk = sizes
+    x, b, c = conv.tensor_split((hv * dv, (conv.shape[-1] + hv * dv) // 2), -1)
+    return c.unflatten(-1, (-1, dk)), b.unflatten(-1, (-1, dk)), x.unflatten(-1, (hv, dv))
+
+
+def mamba2_verify(
+    commit_inputs: LayerCommitInputs,
+    tree: TreeMetadata,
+    states: Tensor,  # [T, HV, V, K] float32
+    skip: Tensor,  # [HV], D
+    out: Tensor,  # [B, N, HV, V], written
+) -> None:
+    """`mamba2_over_tree` in float32, in float64 where `out` is, for tests."""
+    dtype = torch.promote_types(out.dtype, torch.float32)
+    c, b, x = split_heads(commit_inputs.conv.to(dtype), states.shape[1:])
+    g, dt, state = (t.to(dtype) for t in (commit_inputs.g, commit_inputs.beta, states[tree.state_slots.long()]))
+    ancestor_mask = ancestor_mask_of(tree.ancestors, dtype)
+    y = mamba2_over_tree(c, b, x, g, dt, state, ancestor_mask, ancestor_bias_of(ancestor_mask))
+    out.copy_(y + skip.to(dtype)[:, None] * x)

@@ -7,26 +7,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwood.device.layers import rotate
+from verify_service.kernels.arguments import HeadNorms
 
 
 def rotate_heads(
-    x: Tensor,  # [M, q | k | v]; rows may be strided, heads of q `step` apart
-    cos: Tensor,  # [M, R]
-    sin: Tensor,  # [M, R]
-    q_weight: Tensor,  # [D] float32, the whole factor
-    k_weight: Tensor,  # [D] float32
-    eps: float,
+    x: Tensor,  # [M, q | k | v]
+    rotation: tuple[Tensor, Tensor],  # cosines and sines, [M, R] each
+    norms: HeadNorms,
     step: int,
     q: Tensor,  # [M, HQ, D] written
     keys: Tensor,  # [M, HKV, D] written
     values: Tensor,  # [M, HKV, D] written
 ) -> None:
-    """The norm is rounded to the format of `x`, and the rotation in float32 rounded once."""
+    """The rotation is computed in float32 and rounded once."""
     m, hq, d = q.shape
-    hkv, r = keys.shape[1], cos.shape[1]
+    hkv = keys.shape[1]
+    cos, sin = (t[:, None].float() for t in rotation)
+    r = cos.shape[-1]
     queries, k, v = x[:, : hq * step + 2 * hkv * d].split([hq * step, hkv * d, hkv * d], -1)
-    for part, weight, out in ((queries.view(m, hq, step)[..., :d], q_weight, q), (k.view(m, hkv, d), k_weight, keys)):
-        normed = F.rms_norm(part.float(), (d,), weight, eps).to(x.dtype)
-        turned = rotate(normed[..., :r].float(), cos[:, None].float(), sin[:, None].float())
+    parts = ((queries.view(m, hq, step)[..., :d], norms.q_weight, q), (k.view(m, hkv, d), norms.k_weight, keys))
+    for part, weight, out in parts:
+        normed = F.rms_norm(part.float(), (d,), weight, norms.eps).to(x.dtype)
+        turned = rotate(normed[..., :r].float(), cos, sin)
         out.copy_(torch.cat([turned.to(x.dtype), normed[..., r:]], -1))
     values.copy_(v.view(m, hkv, d))

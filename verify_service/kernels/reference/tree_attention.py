@@ -1,7 +1,7 @@
 """Attention of tree nodes over a paged prefix and their own ancestors.
 
-The prefix part and the tree part of a row share one softmax. The prefix needs a bias a key, the tree part a mask a pair
-of nodes; no mask has size nodes x context (a sliding window compares positions instead).
+The prefix part and the tree part of a row share one softmax. The prefix needs one bias per key, the tree part one per
+pair of nodes; no mask has size nodes x context (a sliding window compares positions instead).
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from verify_service.kernels.arguments import AttentionSettings, KvPages, TreeMetadata
+from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
 
-def tree_attention(
+
+def attention_over_tree(
     query: Tensor,  # [B, HQ, N, D], rotated
     key: Tensor,  # [B, HKV, N, D], rotated
     value: Tensor,  # [B, HKV, N, D]
@@ -57,3 +60,34 @@ def tree_attention(
     weights = torch.cat(scores, -1).softmax(-1).to(value.dtype).view(b, hkv, group * n, -1)
     out = torch.matmul(weights[..., :length], prefix_value) + torch.matmul(weights[..., length : length + n], value)
     return out.view(b, hq, n, d).transpose(1, 2)
+
+
+def tree_attention(
+    q: Tensor,  # [B, N, HQ, D], rotated
+    k: Tensor,  # [B, N, HKV, D], rotated
+    v: Tensor,  # [B, N, HKV, D]
+    pages: KvPages,
+    tree: TreeMetadata,
+    settings: AttentionSettings,
+    out: Tensor,  # [B, N, HQ, D], written
+) -> None:
+    """Pages become slots, bitsets a mask. In place of what is not committed slot 0 is read, which must be finite."""
+    at = torch.arange(max(int(tree.base_lengths.max()), 1), device=q.device)
+    committed = at < tree.base_lengths[:, None]
+    slots = tree.page_table[:, at // pages.page_size].long() * pages.page_size + at % pages.page_size
+    attended = attention_over_tree(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        pages.keys,
+        pages.values,
+        torch.where(committed, slots, 0),
+        torch.zeros(committed.shape, device=q.device).masked_fill_(~committed, -torch.inf),
+        ancestor_bias_of(ancestor_mask_of(tree.ancestors)),
+        tree.positions,
+        settings.scaling,
+        settings.sliding_window,
+        settings.soft_cap,
+        settings.sinks,
+    )
+    out.copy_(attended)

@@ -20,8 +20,8 @@ def tree_conv(
     *,
     silu: bool = True,
 ) -> Tensor:  # [B, N, C] float32
-    """The convolution, by default under a SiLU, summed in float32 from the oldest tap on; rounded once to the format of
-    its inputs."""
+    """The convolution, by default under a SiLU, summed in float32 from the oldest input on; rounded once to the format
+    of its inputs."""
     b, n, channels = inputs.shape
     kernel_size = weight.shape[0]
     rows = torch.cat([window, inputs], 1)  # [B, kernel_size - 1 + N, C]
@@ -31,6 +31,20 @@ def tree_conv(
     if bias is not None:
         out = out + bias
     return (F.silu(out) if silu else out).to(inputs.dtype).float()
+
+
+def conv_index(
+    parents: Tensor,  # [B, N], negative for the root and spare nodes
+    kernel_size: int,
+) -> Tensor:  # [B, N, kernel_size] int64
+    """Rows of (window ++ inputs) that each node's convolution reads, oldest first: the walk up from the node, and where
+    it leaves the tree, down the window."""
+    at = torch.arange(parents.shape[1], device=parents.device).expand(parents.shape)
+    rows: list[Tensor] = []
+    for _ in range(kernel_size):
+        rows.append(kernel_size - 1 + at)
+        at = torch.where(at >= 0, parents.long().gather(1, at.clamp(min=0)), at - 1)
+    return torch.stack(rows[::-1], -1)
 
 
 def commit_window(

@@ -1,22 +1,22 @@
 """The accept walk on the device: verify_service.core.accept for a batch, from the tokens drawn at every node.
 
-One program a sequence follows its path, at most D_path nodes. A walk that is cut by a stop token or by length commits
+One program per sequence follows its path, at most D_path nodes. A walk that is cut by a stop token or by length commits
 nothing: its path length is 0, and its tokens are what the answer still gets. So does one that comes to a node without a
 draw, which ends the request.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwood.tree import DraftTree
-from verify_service.core.accept import Finish, accept
+from verify_service.core.accept import Finish
+from verify_service.kernels.arguments import FINISHES, NO_DRAW, DrawSettings, Outcome, TreeMetadata
 
-FINISH_CODES = {None: 0, Finish.STOP: 1, Finish.LENGTH: 2}
-NO_DRAW = 3  # among finish codes
+_STOP = tl.constexpr(FINISHES.index(Finish.STOP))
+_LENGTH = tl.constexpr(FINISHES.index(Finish.LENGTH))
+_NO_DRAW = tl.constexpr(NO_DRAW)
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def _accept_walk_kernel(
         tl.store(tokens + b * D_PATH + count, token)
         count += 1
         is_stop = tl.max((stops == token).to(tl.int32), 0) > 0
-        code = tl.where(token < 0, 3, tl.where(is_stop, 1, tl.where(count >= left, 2, 0)))
+        code = tl.where(token < 0, _NO_DRAW, tl.where(is_stop, _STOP, tl.where(count >= left, _LENGTH, 0)))
         child = tl.max(tl.where((parent == node) & (carried == token), i, -1), 0)
         node = tl.where(code > 0, -1, child)
     tl.store(path_length + b, tl.where(code > 0, 0, count))
@@ -53,54 +53,16 @@ def _accept_walk_kernel(
 
 def accept_walk(
     input_ids: Tensor,  # [B, N] int64
-    parents: Tensor,  # [B, N] int32
-    num_nodes: Tensor,  # [B] int32; 0: the row is spare
+    tree: TreeMetadata,
     drawn: Tensor,  # [B, N] int32, the draw at each node, -1 for none
-    stop_ids: Tensor,  # [B, M] int32, padded with -1
-    remaining: Tensor,  # [B] int32, tokens that the answer may still have, at least 1
-    outcome: tuple[Tensor, Tensor, Tensor, Tensor],
+    settings: DrawSettings,
+    outcome: Outcome,  # written
 ) -> None:
-    """Writes `outcome`: path [B, D_path], path_length [B], tokens [B, D_path] padded with -1, finish [B], all int32.
-
-    `tokens` holds the accepted tokens and last the bonus token; `finish` is 0 (none), 1 (stop), 2 (length) or 3 (a
-    node without a draw). A path ends after D_path nodes even where the tree goes deeper.
-    """
-    path, path_length, tokens, finish = outcome
+    """Takes any shape."""
     b, n = input_ids.shape
-    m, d = stop_ids.shape[1], path.shape[1]
+    m, d = settings.stop_ids.shape[1], outcome.path.shape[1]
     _accept_walk_kernel[(b,)](
-        input_ids, parents, num_nodes, drawn, stop_ids, remaining, path, path_length, tokens, finish, n, m, d,
+        input_ids, tree.parents, tree.num_nodes, drawn, settings.stop_ids, settings.remaining,
+        outcome.path, outcome.path_length, outcome.tokens, outcome.finish, n, m, d,
         triton.next_power_of_2(n), triton.next_power_of_2(m), triton.next_power_of_2(d), num_warps=1,
     )  # fmt: skip
-
-
-def accept_walk_plain(
-    input_ids: Tensor,  # [B, N] int64
-    parents: Tensor,  # [B, N] int32
-    num_nodes: Tensor,  # [B] int32
-    drawn: Tensor,  # [B, N] int32
-    stop_ids: Tensor,  # [B, M] int32
-    remaining: Tensor,  # [B] int32
-    outcome: tuple[Tensor, Tensor, Tensor, Tensor],
-) -> None:
-    """The same by verify_service.core.accept."""
-    path, path_length, tokens, finish = outcome
-    path.zero_()
-    path_length.zero_()
-    tokens.fill_(-1)
-    finish.zero_()
-    for b, n in enumerate(num_nodes.tolist()):
-        if n == 0:
-            continue
-        ids, above = input_ids[b, :n].tolist(), parents[b, :n].tolist()
-        tree = DraftTree.from_nodes(ids[0], ids[1:], above[1:], [0.0] * (n - 1))
-        draws: list[int] = drawn[b].tolist()
-        stops = set(stop_ids[b].tolist()) - {-1}
-        accepted = accept(tree, draws.__getitem__, stop_token_ids=stops | {-1}, max_tokens=int(remaining[b]))
-        count = min(len(accepted.path), path.shape[1])
-        is_cut = count < len(accepted.path)
-        code = 0 if is_cut else NO_DRAW if accepted.tokens[-1] < 0 else FINISH_CODES[accepted.finish]
-        path[b, :count] = torch.tensor(accepted.path[:count], dtype=torch.int32)
-        tokens[b, :count] = torch.tensor(accepted.tokens[:count], dtype=torch.int32)
-        path_length[b] = 0 if code else count
-        finish[b] = code

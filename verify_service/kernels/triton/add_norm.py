@@ -1,8 +1,6 @@
-"""Between the products of a decoder layer: the residual sum with the norm that follows it, and SwiGLU.
+"""Between the matrix products of a decoder layer: the residual sum with the norm that follows it, and SwiGLU.
 
-    x <- x + delta,  y = rmsnorm(x) weight        y = silu(gate) up
-
-Their plain twins are in verify_service/kernels/reference/add_norm.py.
+x <- x + delta,  y = rmsnorm(x) weight        y = silu(gate) up
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from torch import Tensor
 from verify_service.kernels.triton.launch import overlaps, require, wait_for_inputs
 
 MAX_HIDDEN = 1 << 15
-PRODUCT_BLOCK, PRODUCT_WARPS = 1024, 4
+SWIGLU_BLOCK, SWIGLU_WARPS = 1024, 4
 
 
 @triton.jit
@@ -25,7 +23,7 @@ def add_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HP)
     inside = h < H
-    # Products stand between the kernel that wrote x and this one.
+    # Matrix products stand between the kernel that wrote x and this one.
     factor = tl.load(weight + h, mask=inside, other=0.0)
     stream = tl.load(x + row * x_row + h, mask=inside, other=0.0)
     wait_for_inputs(OVERLAPS)
@@ -77,6 +75,6 @@ def swiglu(
     """Takes any shape."""
     m, f = out.shape
     overlap = overlaps(x.device)
-    swiglu_kernel[(triton.cdiv(f, PRODUCT_BLOCK), m)](
-        x, out, x.stride(0), f, PRODUCT_BLOCK, overlap, num_warps=PRODUCT_WARPS, launch_pdl=overlap
+    swiglu_kernel[(triton.cdiv(f, SWIGLU_BLOCK), m)](
+        x, out, x.stride(0), f, SWIGLU_BLOCK, overlap, num_warps=SWIGLU_WARPS, launch_pdl=overlap
     )

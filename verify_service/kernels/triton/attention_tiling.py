@@ -19,13 +19,13 @@ ROOMY = 200 << 10  # bytes of shared memory: Hopper and the large Blackwell have
 class Tiling:
     """How the work is cut, and what of the GPU it uses."""
 
-    rows: int  # a tile
-    keys: int  # a tile
+    rows: int  # per tile
+    keys: int  # per tile
     warps: int
     stages: int  # of the pipeline that fetches keys and values
     slices: int  # of the keys, at most
-    least_keys: int = 128  # a slice
-    boxes: bool = True  # fetched by the copy engine where pages hold whole tiles
+    least_keys: int = 128  # per slice
+    descriptors: bool = True  # the copy engine fetches tiles where pages hold whole ones
     prefetch: bool = True  # into L2, two tiles ahead
     overlap: bool = True  # launches, so that one waits for the one before it within the kernel
 
@@ -73,18 +73,13 @@ def _sliced(tile: Tiling, programs: int, multiprocessors: int) -> Tiling:
     return replace(tile, slices=slices, least_keys=least)
 
 
-def boxes_of(tensor: Tensor, box: list[int]) -> TensorDescriptor:
-    """Lets the copy engine fetch boxes of a tensor; what is outside the tensor comes as zeros."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box)
+def descriptor_of(tensor: Tensor, tile: list[int]) -> TensorDescriptor:
+    """Lets the copy engine fetch tiles of a tensor; what is outside the tensor comes as zeros."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), tile)
 
 
-def has_boxes(rows: Tensor) -> bool:
-    """Whether rows [B, N, H, D] may be fetched in boxes: heads side by side, everything in multiples of 16 bytes."""
+def can_have_descriptor(rows: Tensor) -> bool:
+    """Whether the copy engine can fetch rows [B, N, H, D]: heads side by side, everything in multiples of 16 bytes."""
     size = rows.element_size()
     aligned = rows.data_ptr() % 16 == 0 and all(stride * size % 16 == 0 for stride in rows.stride()[:2])
     return aligned and rows.stride(2) == rows.shape[3]
-
-
-def overlaps(device: torch.device) -> bool:
-    """Whether a launch may begin while the one before it ends, and wait within."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

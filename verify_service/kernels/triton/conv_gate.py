@@ -12,30 +12,13 @@ Mamba2 and plain short convolutions; one launch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from verify_service.kernels.arguments import Convolution, Gates, LayerCommitInputs, TreeMetadata
 from verify_service.kernels.triton.launch import overlaps, require, wait_for_inputs
-
-NORM_EPS = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Gates:
-    """A layer's gates: projections and parameters in, `g` and `beta` out. Mamba2 has no `write`; its beta is dt."""
-
-    step: Tensor  # [B, N, HV] a of Gated DeltaNet, dt of Mamba2; rows may be strided
-    write: Tensor | None  # [B, N, HV] b of Gated DeltaNet
-    decay: Tensor  # [HV] float32, -exp(A_log)
-    dt_bias: Tensor  # [HV]
-    g: Tensor  # [B, N, HV] float32, written
-    beta: Tensor  # [B, N, HV] float32, written
-    limits: tuple[float, float] = (0.0, math.inf)  # of dt
 
 
 @triton.jit
@@ -131,90 +114,41 @@ def conv_gate_kernel(
 
 def conv_gate(
     x: Tensor,  # [B, N, C] the convolution's inputs; rows may be strided
-    parents: Tensor,  # [B, N] int32, -1 for the root and spare nodes
-    window: Tensor,  # [T, kernel_size - 1, C] committed inputs of one layer, newest last
-    state_slots: Tensor,  # [B] int32
-    weight: Tensor,  # [kernel_size, C] float32, the newest last
-    bias: Tensor | None,  # [C] float32
-    inputs: Tensor,  # [B, N, C] written: x
-    conv: Tensor,  # [B, N, C] written
+    tree: TreeMetadata,
+    windows: Tensor,  # [T, kernel_size - 1, C] committed inputs of one layer, newest last
+    convolution: Convolution,
+    gates: Gates | None,
+    commit_inputs: LayerCommitInputs,  # written
     *,
-    norms: Tensor | None = None,  # [B, N, 2 HK] float32, written: 1 / |q| and 1 / |k| of the first 2 HK heads of conv
     key_dim: int = 0,  # K, of the normed heads
-    gates: Gates | None = None,
-    silu: bool = True,
 ) -> None:
     """Raises UnsupportedModelError where the kernel size is not 2 to 4 or a normed head no power of two, 16 to 256."""
     b, n, channels = x.shape
-    kernel_size = weight.shape[0]
+    kernel_size = convolution.weight.shape[0]
     require(2 <= kernel_size <= 4, "conv_kernel", f"must be 2 to 4, not {kernel_size},")
-    block = 128
+    norms, block = commit_inputs.norms, 128
     if norms is not None:
         require(
             key_dim in (16, 32, 64, 128, 256), "linear_key_head_dim", f"must be 16, 32, 64, 128 or 256, not {key_dim},"
         )
         block = key_dim
     rows = min(8, triton.next_power_of_2(n))
-    heads = 0 if gates is None else gates.g.shape[-1]
-    unused = parents
+    heads = 0 if gates is None else commit_inputs.g.shape[-1]
+    unused = tree.parents
     step, write, decay, dt_bias, g, beta = (unused,) * 6 if gates is None else (
-        gates.step, unused if gates.write is None else gates.write, gates.decay, gates.dt_bias, gates.g, gates.beta,
+        gates.step, unused if gates.write is None else gates.write, gates.decay, gates.dt_bias,
+        commit_inputs.g, commit_inputs.beta,
     )  # fmt: skip
     low, high = (0.0, math.inf) if gates is None else gates.limits
     grid = (triton.cdiv(channels, block) + (heads > 0), triton.cdiv(n, rows), b)
     overlap = overlaps(x.device)
     conv_gate_kernel[grid](
-        x, x.stride(0), x.stride(1), parents, window, state_slots, weight, unused if bias is None else bias,
-        inputs, conv, unused if norms is None else norms,
+        x, x.stride(0), x.stride(1), tree.parents, windows, tree.state_slots, convolution.weight,
+        unused if convolution.bias is None else convolution.bias, commit_inputs.inputs, commit_inputs.conv,
+        unused if norms is None else norms,
         step, step.stride(0), step.stride(1), write, write.stride(0), write.stride(1), decay, dt_bias, g, beta,
         low, high, n, channels, kernel_size, 0 if norms is None else norms.shape[-1], heads,
-        triton.next_power_of_2(max(heads, 1)), block, rows, bias is not None, silu,
+        triton.next_power_of_2(max(heads, 1)), block, rows, convolution.bias is not None, convolution.silu,
         gates is not None and gates.write is not None, overlap,
         num_warps=max(1, min(4, rows * block // 256)), launch_pdl=overlap,
     )  # fmt: skip
-
-
-def conv_gate_plain(
-    x: Tensor,
-    parents: Tensor,
-    window: Tensor,
-    state_slots: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    inputs: Tensor,
-    conv: Tensor,
-    *,
-    norms: Tensor | None = None,
-    key_dim: int = 0,
-    gates: Gates | None = None,
-    silu: bool = True,
-) -> None:
-    """What `conv_gate` computes, shapes and all."""
-    channels, kernel_size = x.shape[-1], weight.shape[0]
-    rows = torch.cat([window[state_slots.long()], x], 1)  # [B, kernel_size - 1 + N, C]
-    current = torch.arange(x.shape[1], device=x.device).expand_as(parents)
-    total = torch.zeros_like(x, dtype=torch.float32)
-    for tap in range(kernel_size):
-        index = (current + kernel_size - 1)[..., None].expand(-1, -1, channels)
-        total += rows.gather(1, index).float() * weight[kernel_size - 1 - tap]
-        current = torch.where(current >= 0, parents.long().gather(1, current.clamp(min=0)), current - 1)
-    if bias is not None:
-        total += bias
-    inputs.copy_(x)
-    conv.copy_(F.silu(total) if silu else total)
-    if norms is not None:
-        heads = conv[..., : norms.shape[-1] * key_dim].float().unflatten(-1, (-1, key_dim))
-        norms.copy_((heads.square().sum(-1) + NORM_EPS).rsqrt())
-    if gates is not None:
-        _gates_plain(gates)
-
-
-def _gates_plain(gates: Gates) -> None:
-    step = gates.step
-    if gates.write is not None:
-        gates.g.copy_(gates.decay * F.softplus(step.float() + gates.dt_bias.float()))
-        gates.beta.copy_(gates.write.sigmoid())
-    else:
-        dt = F.softplus(step + gates.dt_bias.to(step.dtype)).clamp(*gates.limits).float()
-        gates.g.copy_(gates.decay * dt)
-        gates.beta.copy_(dt)

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p as one threshold a row, found without sorting the vocabulary.
+"""Top-k, top-p and min-p as one threshold per row, found without sorting the vocabulary.
 
 A token's rank is one integer: its scaled logit, then its id, lower ids above. What the three filters keep together are
 the tokens whose rank is at least some limit, so that the draw needs the limit alone. Two looks at a row, split over
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -26,8 +25,9 @@ from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
 from draftwood.kernels.rank import order_of, rank_of, value_of
+from verify_service.kernels.arguments import DrawSettings
 
-LEAST_TEMPERATURE = 1e-5
+LEAST_TEMPERATURE = 1e-5  # as SamplingParams.is_greedy
 CAPACITY = 4096
 MAX_SPLITS = 256
 BLOCK, NUM_WARPS = 4096, 8
@@ -265,7 +265,7 @@ def find_thresholds(
     logits: Tensor,  # [rows, V]
     num_nodes: Tensor,  # [B] int32
     nodes: int,  # N: rows are node-minor
-    sampling: Any,  # RowSampling
+    settings: DrawSettings,
     workspace: FilterWorkspace,
 ) -> None:
     """Writes workspace.limits for every row; rows without filters get a limit below everything."""
@@ -276,12 +276,12 @@ def find_thresholds(
     group = max(64 if width > 4096 else 1, width // MAX_PEAKS)
     if splits > MAX_SPLITS:
         raise UnsupportedModelError(f"vocab_size is {v}, more than {MAX_SPLITS * BLOCK}", field="vocab_size")
-    settings = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    row_settings = (settings.temperature, settings.top_k, settings.top_p, settings.min_p)
     _survey_kernel[(splits, rows)](
-        logits, num_nodes, *settings, w.limits, w.peaks, w.partial, w.floor, w.mass, w.arrived, logits.stride(0),
+        logits, num_nodes, *row_settings, w.limits, w.peaks, w.partial, w.floor, w.mass, w.arrived, logits.stride(0),
         nodes, v, MAX_SPLITS, block, group, MAX_PEAKS, LEAST_TEMPERATURE, NUCLEUS, num_warps=NUM_WARPS,
     )  # fmt: skip
     _threshold_kernel[(splits, rows)](
-        logits, num_nodes, *settings, w.limits, w.floor, w.mass, w.ranks, w.gathered, w.arrived, logits.stride(0),
+        logits, num_nodes, *row_settings, w.limits, w.floor, w.mass, w.ranks, w.gathered, w.arrived, logits.stride(0),
         nodes, v, block, LEAST_TEMPERATURE, CAPACITY, num_warps=NUM_WARPS,
     )  # fmt: skip

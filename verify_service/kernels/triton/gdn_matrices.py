@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from verify_service.kernels.triton.launch import wait_for_inputs
-from verify_service.kernels.triton.matmul import product, product_of_parts, split
+from verify_service.kernels.triton.matmul import matmul, matmul_parts, split
 
 
 @triton.jit
@@ -90,12 +90,12 @@ def _below(lower, BT: tl.constexpr):
 @triton.jit
 def _less(x, solved, block):
     """x - solved @ block."""
-    return product_of_parts(-solved, block[0], block[1], block[2], x)
+    return matmul_parts(-solved, block[0], block[1], block[2], x)
 
 
 @triton.jit
 def _times(x, block):
-    return product_of_parts(x, block[0], block[1], block[2], tl.zeros_like(x))
+    return matmul_parts(x, block[0], block[1], block[2], tl.zeros_like(x))
 
 
 @triton.jit
@@ -161,9 +161,9 @@ def gdn_matrices_kernel(
     zeros = tl.zeros([BT, BT], tl.float32)
     on_path = ((bits[:, None] >> tl.arange(0, BT)[None, :].to(tl.int64)) & 1) != 0
     decay = tl.exp(tl.where(on_path, total[:, None] - before[None, :], float("-inf"))) * key_norm[None, :]
-    a = product(k, keys.T, zeros) * decay * (strength * k_norm)[:, None]
+    a = matmul(k, keys.T, zeros) * decay * (strength * k_norm)[:, None]
     a = tl.where(nodes[:, None] == others[None, :], 0.0, a)
-    p = product(q, keys.T, zeros) * decay * q_norm[:, None]
+    p = matmul(q, keys.T, zeros) * decay * q_norm[:, None]
     if r == c:
         lower = scratch + (row * BLOCKS + r) * (BT * BT + BT * 16)
         inverse = lower + BT * BT

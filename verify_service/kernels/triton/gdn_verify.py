@@ -16,29 +16,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_service.kernels.reference import gdn_verify as cpu
-from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
+from verify_service.kernels.arguments import GatedNorm, LayerCommitInputs, TreeMetadata
 from verify_service.kernels.triton.gdn_matrices import gdn_matrices_kernel
 from verify_service.kernels.triton.launch import overlaps, pipeline_stages, require, wait_for_inputs
-from verify_service.kernels.triton.matmul import product, product_of_parts, split
+from verify_service.kernels.triton.matmul import matmul, matmul_parts, split
 
 BLOCK = 64  # nodes
 MAX_NODES = 256
 WHOLE_HEADS = 132  # programs of whole heads, at most; multiprocessors of a large GPU
-
-
-@dataclass(frozen=True, slots=True)
-class GatedNorm:
-    """The norm that a layer's outputs leave through."""
-
-    gate: Tensor  # [B, N, HV V] z; rows may be strided
-    weight: Tensor  # [V]
-    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +129,11 @@ def gdn_verify_kernel(
             s = tl.load(state + keys[None, :])
             if k.dtype == tl.bfloat16:
                 part1, part2, part3 = split(s)
-                read_k = product(part1, k, product(part2, k, product(part3, k, read_k)))
-                read_q = product(part1, q, product(part2, q, product(part3, q, read_q)))
+                read_k = matmul(part1, k, matmul(part2, k, matmul(part3, k, read_k)))
+                read_q = matmul(part1, q, matmul(part2, q, matmul(part3, q, read_q)))
             else:
-                read_k = product(s, k.to(tl.float32), read_k)
-                read_q = product(s, q.to(tl.float32), read_q)
+                read_k = matmul(s, k.to(tl.float32), read_k)
+                read_q = matmul(s, q.to(tl.float32), read_q)
         if OVERLAPS and r == 0:
             wait_for_inputs(OVERLAPS)
         tile = matrices + r * (r + 1) // 2 * 6 * BT * BT
@@ -156,16 +145,16 @@ def gdn_verify_kernel(
         for c in range(r):
             u = tl.load(carried + c * V * BT)
             at = tile + c * 6 * BT * BT
-            total = product_of_parts(u, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), total)
+            total = matmul_parts(u, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), total)
             at += 3 * BT * BT
-            right = product_of_parts(-u, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), right)
+            right = matmul_parts(-u, tl.load(at), tl.load(at + BT * BT), tl.load(at + 2 * BT * BT), right)
         if BLOCKS > 1:
-            right = product_of_parts(right, part1, part2, part3, tl.zeros([BV, BT], tl.float32))
+            right = matmul_parts(right, part1, part2, part3, tl.zeros([BV, BT], tl.float32))
             tl.store(carried + r * V * BT, right)
             tl.debug_barrier()
             own -= 3 * BT * BT
             part1, part2, part3 = tl.load(own), tl.load(own + BT * BT), tl.load(own + 2 * BT * BT)
-        total = product_of_parts(right, part1, part2, part3, total)
+        total = matmul_parts(right, part1, part2, part3, total)
         if NORM:
             total = _gated_norm(total, z, tl.load(weight + dims)[:, None], eps, V, 0)
         tl.store(out + nodes[None, :] * HV * V + dims[:, None], total.to(out.dtype.element_ty), mask=is_node)
@@ -197,84 +186,65 @@ def gdn_root_kernel(
     tl.store(out + row * V + dims, total.to(out.dtype.element_ty))
 
 
-def gdn_verify(
-    conv: Tensor,  # [B, N, 2 HK K + HV V] q | k | v after convolution
-    norms: Tensor,  # [B, N, 2 HK] float32: 1 / |q| and 1 / |k|
-    g: Tensor,  # [B, N, HV] float32, log decay, at most 0
-    beta: Tensor,  # [B, N, HV] float32
-    ancestors: Tensor,  # [B, N, ceil(N / 64)] int64: bit j of word w is set where node 64 w + j is i or its ancestor
-    states: Tensor,  # [T, HV, V, K] float32, committed, of one layer
-    state_slots: Tensor,  # [B] int32
-    out: Tensor,  # [B, N, HV, V] written
-    scratch: GdnScratch,  # of at least these sizes, and of as many blocks
-    norm: GatedNorm | None = None,
-) -> None:
-    """Raises UnsupportedModelError where K or V is no power of two of 16 to 256, or above 256 nodes."""
-    b, n, channels = conv.shape
-    heads, value_dim, key_dim = states.shape[1:]
-    key_heads = norms.shape[-1] // 2
-    for field, size in (("linear_key_head_dim", key_dim), ("linear_value_head_dim", value_dim)):
-        require(size in (16, 32, 64, 128, 256), field, f"must be 16, 32, 64, 128 or 256, not {size},")
-    require(n <= MAX_NODES, "tree_budget", f"allows {MAX_NODES} nodes, not {n},")
-    overlap = overlaps(conv.device)
-    gate, weight, eps = (out, out, 0.0) if norm is None else (norm.gate, norm.weight, norm.eps)
-    if n == 1:
-        rows = value_dim if norm is not None else min(value_dim, 32)
-        gdn_root_kernel[(b * heads, value_dim // rows)](
-            conv, norms, g, beta, states, state_slots, out, gate, gate.stride(0), weight, eps, key_dim**-0.5, channels,
-            key_heads, heads, key_dim, value_dim, rows, norm is not None, overlap,
-            num_warps=max(1, rows * key_dim // 2048), launch_pdl=overlap,
-        )  # fmt: skip
-        return
-    block, blocks = _blocks(n)
-    gdn_matrices_kernel[(b * heads, blocks * (blocks + 1) // 2)](
-        conv, norms, g, beta, ancestors, scratch.matrices, scratch.factors, scratch.solve, n, key_dim**-0.5, channels,
-        key_heads, heads, key_dim, block, blocks, overlap, num_warps=4, launch_pdl=overlap,
-    )  # fmt: skip
-    # A norm needs whole heads. Programs of those are slower where halves keep every multiprocessor busy, and have no
-    # room for more blocks.
-    is_normed = norm is not None and blocks == 1 and value_dim <= (128 if b * heads <= WHOLE_HEADS else 64)
-    rows = value_dim if is_normed else min(value_dim, 64)
-    gdn_verify_kernel[(b * heads, value_dim // rows)](
-        conv, scratch.matrices, scratch.factors, scratch.carried, states, state_slots, out,
-        gate, gate.stride(0), gate.stride(1), weight, eps, n, channels, key_heads, heads, key_dim, value_dim, rows,
-        min(key_dim, 64), block, blocks, is_normed, overlap, num_warps=8 if rows > 64 else 4,
-        num_stages=pipeline_stages(conv), launch_pdl=overlap,
-    )  # fmt: skip
-    if norm is not None and not is_normed:
-        rows = b * n * heads
-        gated_norm_kernel[(triton.cdiv(rows, 16),)](
-            out, norm.gate, norm.gate.stride(0), norm.gate.stride(1), norm.weight, norm.eps, n, rows, heads, value_dim,
-            16, overlap, num_warps=4, launch_pdl=overlap,
-        )  # fmt: skip
+class GdnVerify:
+    """The launcher, of one device. It keeps scratch memory by shape, since captured graphs hold on to it."""
 
+    def __init__(self) -> None:
+        self._scratch: dict[tuple[int, ...], GdnScratch] = {}
 
-def gdn_verify_plain(
-    conv: Tensor,
-    norms: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    ancestors: Tensor,
-    states: Tensor,
-    state_slots: Tensor,
-    out: Tensor,
-    scratch: GdnScratch,  # noqa: ARG001 — a kernel's
-    norm: GatedNorm | None = None,
-) -> None:
-    """What `gdn_verify` computes, shapes and all; in float64 where `out` is."""
-    b, n, _channels = conv.shape
-    heads, value_dim, key_dim = states.shape[1:]
-    key_heads = norms.shape[-1] // 2
-    dtype = torch.promote_types(out.dtype, torch.float32)
-    q, k, v = conv.to(dtype).split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], -1)
-    qk = torch.cat([q, k], -1).view(b, n, 2, key_heads, key_dim) * norms.view(b, n, 2, key_heads, 1)
-    ancestor_mask = ancestor_mask_of(ancestors, dtype)
-    value = v.view(b, n, heads, value_dim)
-    state = states[state_slots.long()].to(dtype)
-    masks = (ancestor_mask, ancestor_bias_of(ancestor_mask))
-    total = cpu.gdn_verify(qk[:, :, 0], qk[:, :, 1], value, g.to(dtype), beta.to(dtype), state, *masks)
-    if norm is not None:
-        gate = norm.gate.unflatten(-1, (heads, value_dim))
-        normed = F.rms_norm(total.to(gate.dtype).float(), (value_dim,), None, norm.eps).to(gate.dtype)
-        total = (norm.weight * normed) * F.silu(gate.float())
-    out.copy_(total)
+    def scratch(self, b: int, n: int, heads: int, value_dim: int, device: torch.device) -> GdnScratch:
+        """The memory of launches over B trees with N nodes each."""
+        key = (b, n, heads, value_dim)
+        if key not in self._scratch:
+            self._scratch[key] = gdn_scratch(b, n, heads, value_dim, device)
+        return self._scratch[key]
+
+    def __call__(
+        self,
+        commit_inputs: LayerCommitInputs,
+        tree: TreeMetadata,
+        states: Tensor,  # [T, HV, V, K] float32, committed, of one layer
+        norm: GatedNorm | None,
+        out: Tensor,  # [B, N, HV, V] written
+    ) -> None:
+        """Raises UnsupportedModelError where K or V is no power of two of 16 to 256, or above 256 nodes."""
+        conv, norms, g, beta = commit_inputs.conv, commit_inputs.norms, commit_inputs.g, commit_inputs.beta
+        assert norms is not None
+        b, n, channels = conv.shape
+        heads, value_dim, key_dim = states.shape[1:]
+        key_heads = norms.shape[-1] // 2
+        for field, size in (("linear_key_head_dim", key_dim), ("linear_value_head_dim", value_dim)):
+            require(size in (16, 32, 64, 128, 256), field, f"must be 16, 32, 64, 128 or 256, not {size},")
+        require(n <= MAX_NODES, "tree_budget", f"allows {MAX_NODES} nodes, not {n},")
+        overlap = overlaps(conv.device)
+        gate, weight, eps = (out, out, 0.0) if norm is None else (norm.gate, norm.weight, norm.eps)
+        if n == 1:
+            rows = value_dim if norm is not None else min(value_dim, 32)
+            gdn_root_kernel[(b * heads, value_dim // rows)](
+                conv, norms, g, beta, states, tree.state_slots, out, gate, gate.stride(0), weight, eps, key_dim**-0.5,
+                channels, key_heads, heads, key_dim, value_dim, rows, norm is not None, overlap,
+                num_warps=max(1, rows * key_dim // 2048), launch_pdl=overlap,
+            )  # fmt: skip
+            return
+        scratch = self.scratch(b, n, heads, value_dim, conv.device)
+        block, blocks = _blocks(n)
+        gdn_matrices_kernel[(b * heads, blocks * (blocks + 1) // 2)](
+            conv, norms, g, beta, tree.ancestors, scratch.matrices, scratch.factors, scratch.solve, n, key_dim**-0.5,
+            channels, key_heads, heads, key_dim, block, blocks, overlap, num_warps=4, launch_pdl=overlap,
+        )  # fmt: skip
+        # A norm needs whole heads. Programs of those are slower where halves keep every multiprocessor busy, and have
+        # no room for more blocks.
+        is_normed = norm is not None and blocks == 1 and value_dim <= (128 if b * heads <= WHOLE_HEADS else 64)
+        rows = value_dim if is_normed else min(value_dim, 64)
+        gdn_verify_kernel[(b * heads, value_dim // rows)](
+            conv, scratch.matrices, scratch.factors, scratch.carried, states, tree.state_slots, out,
+            gate, gate.stride(0), gate.stride(1), weight, eps, n, channels, key_heads, heads, key_dim, value_dim, rows,
+            min(key_dim, 64), block, blocks, is_normed, overlap, num_warps=8 if rows > 64 else 4,
+            num_stages=pipeline_stages(conv), launch_pdl=overlap,
+        )  # fmt: skip
+        if norm is not None and not is_normed:
+            rows = b * n * heads
+            gated_norm_kernel[(triton.cdiv(rows, 16),)](
+                out, norm.gate, norm.gate.stride(0), norm.gate.stride(1), norm.weight, norm.eps, n, rows, heads,
+                value_dim, 16, overlap, num_warps=4, launch_pdl=overlap,
+            )  # fmt: skip

@@ -43,11 +43,11 @@ def first_row(page, tile, PAGE: tl.constexpr, KEYS: tl.constexpr):
 
 
 @triton.jit
-def fetch_rows(pool, boxes, row, PAGE: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-           BOXES: tl.constexpr):  # fmt: skip
-    """[KEYS, DP] rows of a pool: a box that the copy engine fetches, or row by row."""
-    if BOXES:
-        return boxes.load([row.to(tl.int32), 0])
+def fetch_rows(pool, descriptor, row, PAGE: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+           DESCRIPTORS: tl.constexpr):  # fmt: skip
+    """[KEYS, DP] rows of a pool: a tile that the copy engine fetches, or row by row."""
+    if DESCRIPTORS:
+        return descriptor.load([row.to(tl.int32), 0])
     else:
         d = tl.arange(0, DP)
         if PAGE % KEYS == 0:
@@ -59,11 +59,11 @@ def fetch_rows(pool, boxes, row, PAGE: tl.constexpr, KEYS: tl.constexpr, D: tl.c
 
 
 @triton.jit
-def fetch_nodes(rows, boxes, b, j, head, row_b, row_n, row_h, N: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr,
-                 DP: tl.constexpr, BOXES: tl.constexpr):  # fmt: skip
+def fetch_nodes(rows, descriptor, b, j, head, row_b, row_n, row_h, N: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr,
+                 DP: tl.constexpr, DESCRIPTORS: tl.constexpr):  # fmt: skip
     """[EDGE, DP] rows of nodes j, j + 1, ..., zero beyond N."""
-    if BOXES:
-        return boxes.load([b, j, head * D]).reshape(EDGE, DP)
+    if DESCRIPTORS:
+        return descriptor.load([b, j, head * D]).reshape(EDGE, DP)
     else:
         node, d = j + tl.arange(0, EDGE), tl.arange(0, DP)
         at = b.to(tl.int64) * row_b + node[:, None] * row_n + head * row_h + d[None, :]
@@ -72,7 +72,7 @@ def fetch_nodes(rows, boxes, b, j, head, row_b, row_n, row_h, N: tl.constexpr, E
 
 @triton.jit
 def prefetch_rows(pool, row, KEYS: tl.constexpr, D: tl.constexpr):
-    """Asks for a tile's rows to come into the L2 cache, 128 bytes a request."""
+    """Asks for a tile's rows to come into the L2 cache, 128 bytes per request."""
     LINE: tl.constexpr = 1024 // pool.dtype.element_ty.primitive_bitwidth
     at = pool + row * D + tl.arange(0, KEYS * D // LINE) * LINE
     tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], tl.int32, False, 1)

@@ -31,11 +31,18 @@ def pipeline_stages(rows: Tensor) -> int:
 
 
 @triton.jit
+def wait_for_kernels(OVERLAPS: tl.constexpr):
+    """Returns when the kernels ahead have ended."""
+    if OVERLAPS:
+        cuda.gdc_wait()
+
+
+@triton.jit
 def wait_for_inputs(OVERLAPS: tl.constexpr):
-    """Returns when the kernels ahead have ended; lets the next one start.
+    """The same, and lets the next one start.
 
     In this order, so that a kernel that has not waited yet may read whatever the last but one wrote.
     """
+    wait_for_kernels(OVERLAPS)
     if OVERLAPS:
-        cuda.gdc_wait()
         cuda.gdc_launch_dependents()

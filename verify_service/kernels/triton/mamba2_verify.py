@@ -1,26 +1,24 @@
-"""Mamba2 over a tree on the device: the reference for 16-bit inputs out of the commit inputs.
+"""Mamba2 over a tree: outputs of all nodes from the committed state h0, out of 16-bit commit inputs.
 
     y_i = e^(G_i) h0 C_i + sum over j = i and its ancestors of e^(G_i - G_j) dt_j (C_i . B_j) x_j + D x_i
 
-One program a head, row block of 64 nodes and part of the head's values reads its part of the state once. Products of
-B, C and x are exact, and what is float32 (the state, decays, weights) enters products in parts, so that the result is
-as near to float64 as float32 sums allow. A token may forget everything: G_i - G_j is summed over the nodes between, as
-a product of masks with g, and never taken as the difference of two large sums.
+One program per head, row block of 64 nodes and part of the head's values reads its part of the state once. Products
+of B, C and x are exact, and what is float32 (the state, decays, weights) enters products in parts, so that the result
+is as near to float64 as float32 sums allow. A token may forget everything: G_i - G_j is summed over the nodes between,
+as a product of masks with g, and never taken as the difference of two large sums.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
-from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
-from verify_service.kernels.reference.mamba2_verify import mamba2_verify as verify_on_cpu
-from verify_service.kernels.triton.matmul import product, split
+from verify_service.kernels.arguments import LayerCommitInputs, TreeMetadata
+from verify_service.kernels.triton.matmul import matmul, split
 
-ROWS = 64  # nodes a block: one word of ancestors
+ROWS = 64  # nodes per block: one word of ancestors
 MAX_NODES = 256
 
 
@@ -29,9 +27,9 @@ def _with_float(x, y, total):
     """total + x @ y for 16-bit or float32 x and float32 y."""
     if x.dtype == tl.bfloat16:
         first, second, third = split(y)
-        return product(x, first, product(x, second, product(x, third, total)))
+        return matmul(x, first, matmul(x, second, matmul(x, third, total)))
     else:
-        return product(x.to(tl.float32), y, total)
+        return matmul(x.to(tl.float32), y, total)
 
 
 @triton.jit
@@ -39,9 +37,9 @@ def _float_with(x, y, total):
     """total + x @ y for float32 x and 16-bit or float32 y."""
     if y.dtype == tl.bfloat16:
         first, second, third = split(x)
-        return product(first, y, product(second, y, product(third, y, total)))
+        return matmul(first, y, matmul(second, y, matmul(third, y, total)))
     else:
-        return product(x, y.to(tl.float32), total)
+        return matmul(x, y.to(tl.float32), total)
 
 
 @triton.jit
@@ -104,7 +102,7 @@ def _mamba2_verify_kernel(
                 conv + row[:, None] + HK * K + at[None, :], mask=own_bits[:, None] & is_k[None, :], other=0.0
             )  # fmt: skip
             keys = tl.load(conv + column[None, :] + at[:, None], mask=is_j[None, :] & is_k[:, None], other=0.0)
-            gram = product(c, keys, gram)
+            gram = matmul(c, keys, gram)
         decay = tl.exp(tl.where(_sees(ancestors, b, i, other, N, W, BT), between, float("-inf")))
         step = tl.load(dt + (b * N + j) * HV + head, mask=is_j, other=0.0)
         x = tl.load(
@@ -120,58 +118,24 @@ def _mamba2_verify_kernel(
 
 
 def mamba2_verify(
-    conv: Tensor,  # [B, N, C] after convolution and SiLU: x | B | C
-    g: Tensor,  # [B, N, HV] float32, log decay, at most 0
-    dt: Tensor,  # [B, N, HV] float32, time step
-    ancestors: Tensor,  # [B, N, W] int64
+    commit_inputs: LayerCommitInputs,
+    tree: TreeMetadata,
     states: Tensor,  # [T, HV, V, K] float32, of one layer
-    state_slots: Tensor,  # [B] int32
     skip: Tensor,  # [HV], D
     out: Tensor,  # [B, N, HV, V], written
 ) -> None:
-    """Writes the outputs of all nodes; the state is only read. HK is told by C = HV * V + 2 * HK * K.
-
-    Raises UnsupportedModelError where a size is beyond the kernel's.
-    """
-    b, n, channels = conv.shape
+    """HK is told by C = HV * V + 2 * HK * K. Raises UnsupportedModelError where a size is beyond the kernel's."""
+    b, n, channels = commit_inputs.conv.shape
     _, hv, v, k = states.shape
-    hk = _groups(channels, hv, v, k)
+    hk, rest = divmod(channels - hv * v, 2 * k)
+    if rest or hk < 1 or hv % hk:
+        raise UnsupportedModelError(f"{channels} channels are not {hv} heads of {v} and groups of {k}", field="C")
     if n > MAX_NODES:
         raise UnsupportedModelError(f"a tree has {n} nodes, more than {MAX_NODES}", field="max_tree_budget")
     rows = max(16, min(ROWS, triton.next_power_of_2(n)))
     part = min(32, max(16, triton.next_power_of_2(v)))
     _mamba2_verify_kernel[(triton.cdiv(v, part), triton.cdiv(n, rows), b * hv)](
-        conv, g, dt, ancestors, states, state_slots, skip, out, n, channels, hk, hv, k, v, ancestors.shape[-1], rows,
-        part, min(64, max(16, triton.next_power_of_2(k))), num_warps=8 if rows == ROWS else 4, num_stages=2,
+        commit_inputs.conv, commit_inputs.g, commit_inputs.beta, tree.ancestors, states, tree.state_slots, skip, out,
+        n, channels, hk, hv, k, v, tree.ancestors.shape[-1], rows, part, min(64, max(16, triton.next_power_of_2(k))),
+        num_warps=8 if rows == ROWS else 4, num_stages=2,
     )  # fmt: skip
-
-
-def _groups(channels: int, hv: int, v: int, k: int) -> int:
-    hk, rest = divmod(channels - hv * v, 2 * k)
-    if rest or hk < 1 or hv % hk:
-        raise UnsupportedModelError(f"{channels} channels are not {hv} heads of {v} and groups of {k}", field="C")
-    return hk
-
-
-def mamba2_verify_plain(
-    conv: Tensor,  # [B, N, C]
-    g: Tensor,  # [B, N, HV]
-    dt: Tensor,  # [B, N, HV]
-    ancestors: Tensor,  # [B, N, W]
-    states: Tensor,  # [T, HV, V, K]
-    state_slots: Tensor,  # [B]
-    skip: Tensor,  # [HV]
-    out: Tensor,  # [B, N, HV, V], written
-) -> None:
-    """The same through the CPU's kernel, in the format of `out` where that is float64 and else in float32."""
-    b, n, channels = conv.shape
-    _, hv, v, k = states.shape
-    hk = _groups(channels, hv, v, k)
-    real = torch.float64 if out.dtype == torch.float64 else torch.float32
-    x, keys, queries = conv.to(real).split([hv * v, hk * k, hk * k], -1)
-    ancestor_mask = ancestor_mask_of(ancestors, real)
-    x = x.view(b, n, hv, v)
-    heads = (queries.view(b, n, hk, k), keys.view(b, n, hk, k), x)
-    state = states[state_slots.long()].to(real)
-    y = verify_on_cpu(*heads, g.to(real), dt.to(real), state, ancestor_mask, ancestor_bias_of(ancestor_mask))
-    out.copy_(y + skip.to(real)[:, None] * x)

@@ -11,7 +11,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def product(x, y, total):
+def matmul(x, y, total):
     """total + x @ y in float32. Products of 16-bit operands are exact; float32 ones are made of three of tf32."""
     if INTERPRETED:
         return total + tl.dot(x.to(tl.float32), y.to(tl.float32), input_precision="ieee")
@@ -29,12 +29,12 @@ def split(x):
 
 
 @triton.jit
-def product_of_parts(x, first, second, third, total):
+def matmul_parts(x, first, second, third, total):
     """total + x @ (first + second + third) for x in float32: the six products of 16 bits that count, smallest first."""
     x1, x2, x3 = split(x)
-    total = product(x3, first, total)
-    total = product(x1, third, total)
-    total = product(x2, second, total)
-    total = product(x2, first, total)
-    total = product(x1, second, total)
-    return product(x1, first, total)
+    total = matmul(x3, first, total)
+    total = matmul(x1, third, total)
+    total = matmul(x2, second, total)
+    total = matmul(x2, first, total)
+    total = matmul(x1, second, total)
+    return matmul(x1, first, total)

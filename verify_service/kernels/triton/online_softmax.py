@@ -1,36 +1,36 @@
-"""Softmax over tiles of keys, in one pass: scores, running sums, and what a slice leaves behind."""
+"""Softmax over tiles of keys, in one pass: scores, running sums, and the partial results of slices."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from verify_service.kernels.triton.matmul import product
+from verify_service.kernels.triton.matmul import matmul
 
 
 @triton.jit
 def scores_of(queries, keys, factor, cap, SOFT_CAP: tl.constexpr):
     """Q K^T before `factor`, or, with a soft cap, cap * tanh(Q K^T * factor / cap), both to base 2 once scaled."""
     scores = tl.zeros([queries.shape[0], keys.shape[0]], tl.float32)
-    scores = product(queries, tl.trans(keys), scores)
+    scores = matmul(queries, tl.trans(keys), scores)
     if SOFT_CAP:
         scores = cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * factor)))
     return scores
 
 
 @triton.jit
-def fold(acc, top, total, scores, values, unit):
+def online_softmax_update(acc, top, total, scores, values, unit):
     """Takes a tile's scores and values into the running output, maximum and sum of weights (arXiv 1805.02867)."""
     higher = tl.maximum(top, tl.max(scores, 1) * unit)
     weights = tl.exp2(scores * unit - higher[:, None])
     decay = tl.exp2(top - higher)
     total = total * decay + tl.sum(weights, 1)
-    acc = product(weights.to(values.dtype), values, acc * decay[:, None])
+    acc = matmul(weights.to(values.dtype), values, acc * decay[:, None])
     return acc, higher, total
 
 
 @triton.jit
-def leave(
+def store_partial(
     acc, top, total, sinks, partial, sums, out, b, index, used, node, query_head, real, out_b, out_n, out_h,
     N: tl.constexpr, HQ: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SINKS: tl.constexpr, SLICES: tl.constexpr,
 ):  # fmt: skip

@@ -2,8 +2,7 @@
 
     q, k <- rotate(rmsnorm(x) weight)        v <- v
 
-One launch instead of the ten that a compiler makes of it. A program has a few heads of one node. The plain twin is
-verify_service/kernels/reference/rotate_heads.py.
+One launch instead of the ten that a compiler makes of it. A program has one head of one node.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
+from verify_service.kernels.arguments import HeadNorms
 from verify_service.kernels.triton.launch import overlaps, wait_for_inputs
 
 
@@ -58,11 +58,8 @@ def rotate_heads_kernel(
 
 def rotate_heads(
     x: Tensor,  # [M, q | k | v]; rows may be strided, heads of q `step` apart
-    cos: Tensor,  # [M, R]
-    sin: Tensor,  # [M, R]
-    q_weight: Tensor,  # [D] float32, the whole factor
-    k_weight: Tensor,  # [D] float32
-    eps: float,
+    rotation: tuple[Tensor, Tensor],  # cosines and sines, [M, R] each
+    norms: HeadNorms,
     step: int,
     q: Tensor,  # [M, HQ, D] written
     keys: Tensor,  # [M, HKV, D] written
@@ -70,13 +67,13 @@ def rotate_heads(
 ) -> None:
     """Raises UnsupportedModelError where the rotary size is odd or larger than a head."""
     m, hq, d = q.shape
-    hkv, r = keys.shape[1], cos.shape[1]
+    hkv, r = keys.shape[1], rotation[0].shape[1]
     if r % 2 or r > d:
         raise UnsupportedModelError(
             f"{r} rotated values of heads of {d}: must be even and fit", field="rope_parameters"
         )
     overlap = overlaps(x.device)
     rotate_heads_kernel[(hq + 2 * hkv, m)](
-        x, x.stride(0), cos, sin, q_weight, k_weight, q, keys, values, eps, hq, hkv, d, triton.next_power_of_2(d), r,
-        step, overlap, num_warps=1, launch_pdl=overlap,
+        x, x.stride(0), *rotation, norms.q_weight, norms.k_weight, q, keys, values, norms.eps, hq, hkv, d,
+        triton.next_power_of_2(d), r, step, overlap, num_warps=1, launch_pdl=overlap,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 A row is split over programs. Each looks at its tokens with float32 noise, and computes the noise of those few that may
 be the best in float64 as draftwood.noise does; the last program of a row to finish merges. Filters come before, in
-`filters.py`, as one threshold a row: a row without filters sorts nothing, and a greedy row has no noise. Logits that
+`filters.py`, as one threshold per row: a row without filters sorts nothing, and a greedy row has no noise. Logits that
 are no distribution (NaN, plus infinity, nothing but minus infinity) give no token, which is -1.
 """
 
@@ -11,61 +11,26 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwood.errors import UnsupportedModelError
 from draftwood.kernels.gumbel import NOISE_ERROR, exact_noise, fast_noise, word, words
 from draftwood.kernels.rank import rank_of
-from draftwood.noise import NoiseCache
-from draftwood.sampling import SamplingParams, draw
-from verify_service.kernels.triton.filters import FilterWorkspace, filter_workspace, find_thresholds, scale
+from verify_service.kernels.arguments import DrawSettings, TreeMetadata
+from verify_service.kernels.triton.filters import (
+    LEAST_TEMPERATURE,
+    FilterWorkspace,
+    filter_workspace,
+    find_thresholds,
+    scale,
+)
 
-LEAST_TEMPERATURE = 1e-5  # as SamplingParams.is_greedy
-MAX_SPLITS = 128  # programs a row
+MAX_SPLITS = 128  # programs per row
 PROGRAMS = 1024  # in all: eight for each multiprocessor of an H200
 BLOCK, NUM_WARPS = 2048, 4  # tokens that a program looks at together
 _NONE = tl.constexpr(0x7FFFFFFF)
-
-
-@dataclass(frozen=True, slots=True)
-class RowSampling:
-    """Settings of the batch's rows, on the device. Neutral values as in SamplingParams."""
-
-    temperature: Tensor  # [B] float32
-    top_k: Tensor  # [B] int32
-    top_p: Tensor  # [B] float64
-    min_p: Tensor  # [B] float64
-    seed: Tensor  # [B] int64, the seed's 64 bits
-
-    @classmethod
-    def of(cls, rows: list[SamplingParams], device: torch.device) -> RowSampling:
-        """From requests' settings."""
-
-        def column(name: str, dtype: torch.dtype) -> Tensor:
-            return torch.tensor([getattr(row, name) for row in rows], dtype=dtype, device=device)
-
-        seeds = np.array([row.seed for row in rows], dtype=np.uint64).view(np.int64)
-        return cls(
-            column("temperature", torch.float32),
-            column("top_k", torch.int32),
-            column("top_p", torch.float64),
-            column("min_p", torch.float64),
-            torch.from_numpy(seeds).to(device),
-        )
-
-    def row(self, index: int) -> SamplingParams:
-        """One row's settings, read back."""
-        return SamplingParams(
-            temperature=float(self.temperature[index]),
-            top_k=int(self.top_k[index]),
-            top_p=float(self.top_p[index]),
-            min_p=float(self.min_p[index]),
-            seed=int(self.seed[index]) & (2**64 - 1),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,48 +181,38 @@ def _sample_kernel(
         tl.store(tokens + row, 0)
 
 
-def sample(
-    logits: Tensor,  # [B, N, V] float32, bfloat16 or float16, adjusted; rows contiguous
-    positions: Tensor,  # [B, N] int64, of the nodes: a node's draw is for the position after it
-    num_nodes: Tensor,  # [B] int32
-    sampling: RowSampling,
-    tokens: Tensor,  # [B, N] int32, written; 0 at spare nodes, -1 where the logits are no distribution
-    workspace: SampleWorkspace,
-    *,
-    has_filters: bool,  # false: no row has one, and their kernels are not launched
-) -> None:
-    """Writes the draw at every node. Raises UnsupportedModelError for more rows than the workspace was made for."""
-    b, n, v = logits.shape
-    rows = b * n
-    block = min(BLOCK, max(256, triton.next_power_of_2(v)))
-    splits = min(math.ceil(v / block), MAX_SPLITS, max(1, PROGRAMS // rows))
-    if rows > workspace.arrived.shape[0]:
-        raise UnsupportedModelError(f"{rows} rows, more than the workspace's {workspace.arrived.shape[0]}", field="N")
-    flat = logits.view(rows, v)
-    if has_filters:
-        find_thresholds(flat, num_nodes, n, sampling, workspace.filters)
-    _sample_kernel[(splits, rows)](
-        flat, positions, num_nodes, sampling.temperature, sampling.seed, workspace.filters.limits, workspace.values,
-        workspace.ids, workspace.arrived, tokens, flat.stride(0), n, v, MAX_SPLITS, block,
-        LEAST_TEMPERATURE, has_filters, num_warps=NUM_WARPS,
-    )  # fmt: skip
+class Sample:
+    """The launcher, of one device. It keeps a workspace per number of rows, since captured graphs hold on to it."""
 
+    def __init__(self) -> None:
+        self._workspaces: dict[int, SampleWorkspace] = {}
 
-def sample_plain(
-    logits: Tensor,  # [B, N, V]
-    positions: Tensor,  # [B, N] int64
-    num_nodes: Tensor,  # [B] int32
-    sampling: RowSampling,
-    tokens: Tensor,  # [B, N] int32, written
-    workspace: SampleWorkspace | None = None,  # noqa: ARG001  the twin has the kernel's signature
-    *,
-    has_filters: bool = True,  # noqa: ARG001  likewise
-) -> None:
-    """The same by draftwood.sampling, row by row."""
-    noise = NoiseCache(logits.shape[-1])
-    tokens.zero_()
-    for b, count in enumerate(num_nodes.tolist()):
-        params = sampling.row(b)
-        for n in range(count):
-            row = logits[b, n].float().cpu().numpy()
-            tokens[b, n] = draw(row, params, int(positions[b, n]) + 1, noise) if np.isfinite(row.max()) else -1
+    def workspace(self, rows: int, device: torch.device) -> SampleWorkspace:
+        """The memory of launches over `rows` = B * N rows of logits."""
+        if rows not in self._workspaces:
+            self._workspaces[rows] = sample_workspace(rows, device)
+        return self._workspaces[rows]
+
+    def __call__(
+        self,
+        logits: Tensor,  # [B, N, V] float32, bfloat16 or float16, adjusted; rows contiguous
+        tree: TreeMetadata,
+        settings: DrawSettings,
+        drawn: Tensor,  # [B, N] int32, written
+        *,
+        has_filters: bool,  # false: the kernels of filters are not launched
+    ) -> None:
+        """Raises UnsupportedModelError for a vocabulary that the filters cannot take."""
+        b, n, v = logits.shape
+        rows = b * n
+        workspace = self.workspace(rows, logits.device)
+        block = min(BLOCK, max(256, triton.next_power_of_2(v)))
+        splits = min(math.ceil(v / block), MAX_SPLITS, max(1, PROGRAMS // rows))
+        flat = logits.view(rows, v)
+        if has_filters:
+            find_thresholds(flat, tree.num_nodes, n, settings, workspace.filters)
+        _sample_kernel[(splits, rows)](
+            flat, tree.positions, tree.num_nodes, settings.temperature, settings.seeds, workspace.filters.limits,
+            workspace.values, workspace.ids, workspace.arrived, drawn, flat.stride(0), n, v, MAX_SPLITS, block,
+            LEAST_TEMPERATURE, has_filters, num_warps=NUM_WARPS,
+        )  # fmt: skip

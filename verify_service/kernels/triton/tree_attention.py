@@ -13,10 +13,14 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
-from verify_service.kernels.arguments import NODES_PER_WORD
-from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
-from verify_service.kernels.reference.tree_attention import tree_attention as tree_attention_padded
-from verify_service.kernels.triton.attention_tiling import Tiling, boxes_of, choose_tiling, gpu_of, has_boxes, overlaps
+from verify_service.kernels.arguments import NODES_PER_WORD, AttentionSettings, KvPages, TreeMetadata
+from verify_service.kernels.triton.attention_tiling import (
+    Tiling,
+    can_have_descriptor,
+    choose_tiling,
+    descriptor_of,
+    gpu_of,
+)
 from verify_service.kernels.triton.key_tiles import (
     fetch_nodes,
     fetch_rows,
@@ -25,31 +29,30 @@ from verify_service.kernels.triton.key_tiles import (
     pages_of,
     prefetch_rows,
 )
-from verify_service.kernels.triton.online_softmax import fold, leave, scores_of
+from verify_service.kernels.triton.launch import overlaps, wait_for_inputs, wait_for_kernels
+from verify_service.kernels.triton.online_softmax import online_softmax_update, scores_of, store_partial
 
 LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256
-FEW_ROWS = 512  # merged one a program
+FEW_ROWS = 512  # merged one per program
 MERGED = 8192  # partial results that a program merges, at most
 
 
 @triton.jit(do_not_specialize=["P"])
 def _attend(
-    q, k, v, key_pool, value_pool, k_boxes, v_boxes, key_boxes, value_boxes, page_table, base_lengths, ancestors,
-    positions, sinks, partial, sums, out, factor, unit, cap, slots, P,
+    q, k, v, key_pool, value_pool, k_descriptor, v_descriptor, key_descriptor, value_descriptor,
+    page_table, base_lengths, ancestors, positions, sinks, partial, sums, out, factor, unit, cap, slots, P,
     q_b, q_n, q_h, k_b, k_n, k_h, v_b, v_n, v_h, out_b, out_n, out_h,
     N: tl.constexpr, W: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    PAGE: tl.constexpr, BOXES: tl.constexpr, NODE_BOXES: tl.constexpr, PREFETCH: tl.constexpr, OVERLAP: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr,
+    PAGE: tl.constexpr, DESCRIPTORS: tl.constexpr, NODE_DESCRIPTORS: tl.constexpr, PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, EDGE: tl.constexpr, SLICES: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """Program (row tile within KV head, slice, row of the batch): whole tiles of the prefix, which need no mask unless
     there is a window, then its last and partial one, then the tree's."""
     G: tl.constexpr = HQ // HKV
     ROW_TILES: tl.constexpr = (N * G + ROWS - 1) // ROWS
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    wait_for_inputs(OVERLAP)
     head = tl.program_id(0) // ROW_TILES
     tile = tl.program_id(0) % ROW_TILES
     index, b = tl.program_id(1), tl.program_id(2)
@@ -87,33 +90,35 @@ def _attend(
             prefetch_rows(key_pool, row_ahead, KEYS, D)
             prefetch_rows(value_pool, row_ahead, KEYS, D)
         scores = scores_of(
-            queries, fetch_rows(key_pool, key_boxes, row, PAGE, KEYS, D, DP, BOXES), factor, cap, SOFT_CAP
+            queries, fetch_rows(key_pool, key_descriptor, row, PAGE, KEYS, D, DP, DESCRIPTORS), factor, cap, SOFT_CAP
         )
         if WINDOW > 0:
             near = position[:, None] - (t * KEYS + column)[None, :] < WINDOW
             scores = tl.where(near, scores, float("-inf"))
-        values = fetch_rows(value_pool, value_boxes, row, PAGE, KEYS, D, DP, BOXES)
-        acc, top, total = fold(acc, top, total, scores, values, unit)
+        values = fetch_rows(value_pool, value_descriptor, row, PAGE, KEYS, D, DP, DESCRIPTORS)
+        acc, top, total = online_softmax_update(acc, top, total, scores, values, unit)
 
     # The partial tile at the end of the prefix: what is beyond it in the page may be anything.
     has_rest = (low < prefix) & (high >= prefix) & (length % KEYS > 0)
     for t in range(whole, tl.where(has_rest, whole + 1, whole)):
         row = pool_at + first_row(page, t, PAGE, KEYS)
         scores = scores_of(
-            queries, fetch_rows(key_pool, key_boxes, row, PAGE, KEYS, D, DP, BOXES), factor, cap, SOFT_CAP
+            queries, fetch_rows(key_pool, key_descriptor, row, PAGE, KEYS, D, DP, DESCRIPTORS), factor, cap, SOFT_CAP
         )
         key = t * KEYS + column
         scores = tl.where((key < length)[None, :], scores, float("-inf"))
         if WINDOW > 0:
             scores = tl.where(position[:, None] - key[None, :] < WINDOW, scores, float("-inf"))
-        values = fetch_rows(value_pool, value_boxes, row, PAGE, KEYS, D, DP, BOXES)
-        acc, top, total = fold(acc, top, total, scores, tl.where((key < length)[:, None], values, 0.0), unit)
+        values = fetch_rows(value_pool, value_descriptor, row, PAGE, KEYS, D, DP, DESCRIPTORS)
+        acc, top, total = online_softmax_update(
+            acc, top, total, scores, tl.where((key < length)[:, None], values, 0.0), unit
+        )
 
     # The tree, up to this tile's last node: a parent comes before its children.
     words = ancestors + (b * N + node) * W
     tree_end = tl.minimum((high - prefix) * KEYS, tl.minimum((tile * ROWS + ROWS - 1) // G + 1, N))
     for j in range(tl.maximum(low - prefix, 0) * KEYS, tree_end, EDGE):
-        keys = fetch_nodes(k, k_boxes, b, j, head, k_b, k_n, k_h, N, EDGE, D, DP, NODE_BOXES)
+        keys = fetch_nodes(k, k_descriptor, b, j, head, k_b, k_n, k_h, N, EDGE, D, DP, NODE_DESCRIPTORS)
         scores = scores_of(queries, keys, factor, cap, SOFT_CAP)
         other = j + tl.arange(0, EDGE)
         bits = tl.load(words + j // 64, mask=real, other=0)
@@ -123,9 +128,9 @@ def _attend(
         if WINDOW > 0:
             there = tl.load(positions + b * N + other, mask=other < N, other=0).to(tl.int32)
             visible = visible & (position[:, None] - there[None, :] < WINDOW)
-        values = fetch_nodes(v, v_boxes, b, j, head, v_b, v_n, v_h, N, EDGE, D, DP, NODE_BOXES)
-        acc, top, total = fold(acc, top, total, tl.where(visible, scores, float("-inf")), values, unit)
-    leave(acc, top, total, sinks, partial, sums, out, b, index, used, node, query_head, real,
+        values = fetch_nodes(v, v_descriptor, b, j, head, v_b, v_n, v_h, N, EDGE, D, DP, NODE_DESCRIPTORS)
+        acc, top, total = online_softmax_update(acc, top, total, tl.where(visible, scores, float("-inf")), values, unit)
+    store_partial(acc, top, total, sinks, partial, sums, out, b, index, used, node, query_head, real,
            out_b, out_n, out_h, N, HQ, D, DP, SINKS, SLICES)  # fmt: skip
 
 
@@ -147,8 +152,7 @@ def _merge(
     at = (b * SLICES + index[None, :]) * (N * HQ) + row[:, None]
     inside = (row < N * HQ)[:, None] & (index < used)[None, :]
     part = partial + at.to(tl.int64)[:, :, None] * D + d[None, None, :]
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernels(OVERLAP)
     logs = tl.load(sums + at, mask=inside, other=-1.0e30)
     parts = tl.load(part, mask=inside[:, :, None] & (d < D)[None, None, :], other=0.0)
     shares = tl.exp2(logs - tl.max(logs, 1)[:, None])
@@ -160,121 +164,79 @@ def _merge(
 
 def tree_attention(
     q: Tensor,  # [B, N, HQ, D], rotated
-    k: Tensor,  # [B, N, HKV, D], rotated; may be a layer of the commit inputs
+    k: Tensor,  # [B, N, HKV, D], rotated
     v: Tensor,  # [B, N, HKV, D]
-    key_pool: Tensor,  # [HKV, S, D], a layer's view
-    value_pool: Tensor,  # [HKV, S, D]
-    page_table: Tensor,  # [B, P] int32, page ids by position // page_size
-    page_size: int,
-    base_lengths: Tensor,  # [B] int32, committed tokens
-    ancestors: Tensor,  # [B, N, W] int64, bit j % 64 of word j // 64: j is i or its ancestor
-    positions: Tensor,  # [B, N] int64
-    scaling: float,
+    pages: KvPages,
+    tree: TreeMetadata,
+    settings: AttentionSettings,
     out: Tensor,  # [B, N, HQ, D], written
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,  # [HQ]
-    tiling: Tiling | None = None,
+    *,
+    tiling: Tiling | None = None,  # for tests; else `choose_tiling`'s
 ) -> None:
-    """Softmax attention of every node over the committed positions and its ancestors, itself included.
+    """Rows of heads must be contiguous, in bfloat16, float16 or float32, whose products are made of three of tf32.
 
-    Windows, soft caps and sinks mean what they mean in `kernels.tree_attention`. Activations are bfloat16, float16 or
-    float32; sums are float32, and so are products of float32 (three tf32 products). A row's result depends on its own
-    inputs, on the shapes and on `tiling`, never on what else is in the batch; batch buckets differ in their slices, and
-    so in the last bits.
+    A row's result depends on its own inputs, on the shapes and on `tiling`, never on what else is in the batch; batch
+    buckets differ in their slices, and so in the last bits.
 
     Raises:
         UnsupportedModelError: a shape or dtype beyond the limits, which the message names.
     """
     b, n, hq, d = q.shape
-    hkv, slots, _ = key_pool.shape
-    _check(q, k, v, key_pool, value_pool, out, page_size)
+    hkv, slots, _ = pages.keys.shape
+    _check(q, k, v, pages, out)
     if tiling is None:
         tiling = choose_tiling(b, n, hq, hkv, d, q.dtype, gpu_of(q.device))
     depth, slices, keys = triton.next_power_of_2(d), tiling.slices, tiling.keys
     edge = min(keys, NODES_PER_WORD)
     partial = torch.empty(b, slices, n, hq, d, dtype=torch.float32, device=q.device) if slices > 1 else out
     sums = torch.empty(b, slices, n, hq, dtype=torch.float32, device=q.device) if slices > 1 else out
-    factor = scaling * LOG2E if soft_cap is None else 2.0 * scaling / soft_cap * LOG2E
-    unit, cap = (factor, 0.0) if soft_cap is None else (1.0, soft_cap * LOG2E)
-    boxes = tiling.boxes and page_size % keys == 0 and d == depth
-    pools = [boxes_of(pool.view(-1, d), [keys, depth]) if boxes else pool for pool in (key_pool, value_pool)]
-    node_boxes = boxes and all(has_boxes(t) for t in (k, v))
-    nodes = [boxes_of(t.flatten(2), [1, edge, depth]) if node_boxes else t for t in (k, v)]
+    factor, soft_cap, sinks = settings.scaling * LOG2E, settings.soft_cap, settings.sinks
+    unit, cap = factor, 0.0
+    if soft_cap is not None:
+        factor, unit, cap = 2.0 * settings.scaling / soft_cap * LOG2E, 1.0, soft_cap * LOG2E
+    has_descriptors = tiling.descriptors and pages.page_size % keys == 0 and d == depth
+    pools = [pages.keys, pages.values]
+    if has_descriptors:
+        pools = [descriptor_of(pool.view(-1, d), [keys, depth]) for pool in pools]
+    has_node_descriptors = has_descriptors and can_have_descriptor(k) and can_have_descriptor(v)
+    nodes = [descriptor_of(t.flatten(2), [1, edge, depth]) if has_node_descriptors else t for t in (k, v)]
     overlap = tiling.overlap and overlaps(q.device)
-    cut = {"N": n, "HQ": hq, "D": d, "WINDOW": sliding_window or 0, "KEYS": keys, "SLICES": slices}
+    cut = {"N": n, "HQ": hq, "D": d, "WINDOW": settings.sliding_window or 0, "KEYS": keys, "SLICES": slices}
     cut |= {"LEAST": tiling.least_keys, "OVERLAP": overlap} | ({"launch_pdl": True} if overlap else {})
     _attend[(triton.cdiv(n * hq // hkv, tiling.rows) * hkv, slices, b)](
-        q, k, v, key_pool, value_pool, *nodes, *pools, page_table, base_lengths, ancestors, positions,
-        q if sinks is None else sinks, partial, sums, out, factor, unit, cap, slots, page_table.shape[1],
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-        **cut, W=ancestors.shape[2], HKV=hkv, DP=depth, PAGE=page_size, BOXES=boxes, NODE_BOXES=node_boxes,
-        PREFETCH=boxes and tiling.prefetch and q.is_cuda, SOFT_CAP=soft_cap is not None, SINKS=sinks is not None,
-        ROWS=tiling.rows, EDGE=edge, num_warps=tiling.warps, num_stages=tiling.stages,
+        q, k, v, pages.keys, pages.values, *nodes, *pools, tree.page_table, tree.base_lengths, tree.ancestors,
+        tree.positions, q if sinks is None else sinks, partial, sums, out, factor, unit, cap, slots,
+        tree.page_table.shape[1], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
+        **cut, W=tree.ancestors.shape[2], HKV=hkv, DP=depth, PAGE=pages.page_size, DESCRIPTORS=has_descriptors,
+        NODE_DESCRIPTORS=has_node_descriptors, PREFETCH=has_descriptors and tiling.prefetch and q.is_cuda,
+        SOFT_CAP=soft_cap is not None, SINKS=sinks is not None, ROWS=tiling.rows, EDGE=edge, num_warps=tiling.warps,
+        num_stages=tiling.stages,
     )  # fmt: skip
     if slices > 1:
         padded = triton.next_power_of_2(slices)
         chunk = min(depth, max(MERGED // padded, 16))
         rows = max(1, MERGED // (padded * chunk)) if b * n * hq > FEW_ROWS else 1
         _merge[(triton.cdiv(n * hq, rows), triton.cdiv(d, chunk), b)](
-            partial, sums, base_lengths, out, *out.stride()[:3], **cut, SP=padded, ROWS=rows, CHUNK=chunk, num_warps=4
-        )
+            partial, sums, tree.base_lengths, out, *out.stride()[:3], **cut, SP=padded, ROWS=rows, CHUNK=chunk,
+            num_warps=4,
+        )  # fmt: skip
 
 
-def tree_attention_plain(
-    q: Tensor,  # [B, N, HQ, D]
-    k: Tensor,  # [B, N, HKV, D]
-    v: Tensor,  # [B, N, HKV, D]
-    key_pool: Tensor,  # [HKV, S, D]
-    value_pool: Tensor,  # [HKV, S, D]
-    page_table: Tensor,  # [B, P] int32
-    page_size: int,
-    base_lengths: Tensor,  # [B] int32
-    ancestors: Tensor,  # [B, N, W] int64
-    positions: Tensor,  # [B, N] int64
-    scaling: float,
-    out: Tensor,  # [B, N, HQ, D], written
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,  # [HQ]
-) -> None:
-    """The same in plain PyTorch, float32 inside: pages become slots and bitsets a mask."""
-    device = q.device
-    at = torch.arange(page_table.shape[1] * page_size, device=device)
-    committed = at < base_lengths[:, None]
-    slots = torch.where(committed, page_table.long()[:, at // page_size] * page_size + at % page_size, 0)
-    out.copy_(
-        tree_attention_padded(
-            *(t.float().transpose(1, 2) for t in (q, k, v)),
-            key_pool.float(),
-            value_pool.float(),
-            slots,
-            torch.zeros(committed.shape, device=device).masked_fill_(~committed, -torch.inf),
-            ancestor_bias_of(ancestor_mask_of(ancestors)),
-            positions,
-            scaling,
-            sliding_window,
-            soft_cap,
-            sinks,
-        )
-    )
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, key_pool: Tensor, value_pool: Tensor, out: Tensor, page_size: int) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, pages: KvPages, out: Tensor) -> None:
     """Limits of the kernel, named."""
-    hq, d, hkv = q.shape[2], q.shape[3], key_pool.shape[0]
+    hq, d, hkv = q.shape[2], q.shape[3], pages.keys.shape[0]
     if d > LARGEST_HEAD or d % 16:
         raise UnsupportedModelError(
             f"head size {d}: must be a multiple of 16, at most {LARGEST_HEAD}", field="head_dim"
         )
     if hq % hkv:
         raise UnsupportedModelError(f"{hq} query heads over {hkv} KV heads do not divide", field="num_key_value_heads")
-    if page_size < 16:
-        raise UnsupportedModelError(f"page size {page_size}: must be at least 16", field="page_size")
-    tensors = (q, k, v, key_pool, value_pool, out)
+    if pages.page_size < 16:
+        raise UnsupportedModelError(f"page size {pages.page_size}: must be at least 16", field="page_size")
+    tensors = (q, k, v, pages.keys, pages.values, out)
     if len({t.dtype for t in tensors}) > 1 or q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise UnsupportedModelError(
             f"dtypes {[str(t.dtype) for t in tensors]}: must be one of bfloat16, float16, float32", field="dtype"
         )
-    if any(t.stride(-1) != 1 for t in tensors) or not (key_pool.is_contiguous() and value_pool.is_contiguous()):
+    if any(t.stride(-1) != 1 for t in tensors) or not (pages.keys.is_contiguous() and pages.values.is_contiguous()):
         raise UnsupportedModelError("rows of heads and pools must be contiguous", field="strides")

@@ -1,14 +1,12 @@
-"""What one step derives from its trees' parents: depths, positions and ancestor bitsets, once and not a layer."""
+"""What one step derives from its trees' parents: depths, positions and ancestor bitsets, once and not per layer."""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from draftwood.errors import UnsupportedModelError
-from verify_service.kernels.arguments import NODES_PER_WORD
+from verify_service.kernels.arguments import NODES_PER_WORD, TreeMetadata
 
 MOST_NODES = 256
 
@@ -46,55 +44,14 @@ def _walk(
     tl.store(block_depth + b * W + word, of_block, mask=word < W)
 
 
-def tree_metadata(
-    parents: Tensor,  # [B, N] int32; -1: root and spare nodes
-    num_nodes: Tensor,  # [B] int32
-    base_lengths: Tensor,  # [B] int32, committed tokens: the root's position
-    positions: Tensor,  # [B, N] int64, written
-    ancestors: Tensor,  # [B, N, W] int64, written: bit j % 64 of word j // 64 says that j is i or its ancestor
-    depths: Tensor,  # [B, N] int32, written
-    tree_depth: Tensor,  # [B] int32, written: the deepest node's
-    block_depth: Tensor,  # [B, W] int32, written: most proper ancestors of a node within its own block of 64
-) -> None:
-    """Derives a step's structure; nodes from num_nodes on see only themselves, at the root's position.
-
-    Raises:
-        UnsupportedModelError: more than 256 nodes.
-    """
-    b, n = parents.shape
+def tree_metadata(tree: TreeMetadata) -> None:
+    """Raises UnsupportedModelError for more than 256 nodes."""
+    b, n = tree.parents.shape
     if n > MOST_NODES:
         raise UnsupportedModelError(f"{n} nodes: at most {MOST_NODES}", field="num_nodes")
     words = -(-n // NODES_PER_WORD)
     _walk[(b,)](
-        parents, num_nodes, base_lengths, positions, ancestors, depths, tree_depth, block_depth,
-        N=n, NP=triton.next_power_of_2(n), W=words, WP=triton.next_power_of_2(words), num_warps=1 if n <= 64 else 4,
+        tree.parents, tree.num_nodes, tree.base_lengths, tree.positions, tree.ancestors, tree.depths, tree.tree_depth,
+        tree.block_depth, N=n, NP=triton.next_power_of_2(n), W=words, WP=triton.next_power_of_2(words),
+        num_warps=1 if n <= 64 else 4,
     )  # fmt: skip
-
-
-def tree_structure_plain(
-    parents: Tensor,  # [B, N] int32
-    num_nodes: Tensor,  # [B] int32
-    base_lengths: Tensor,  # [B] int32
-    positions: Tensor,  # [B, N] int64, written
-    ancestors: Tensor,  # [B, N, W] int64, written
-    depths: Tensor,  # [B, N] int32, written
-    tree_depth: Tensor,  # [B] int32, written
-    block_depth: Tensor,  # [B, W] int32, written
-) -> None:
-    """The same in plain PyTorch: a node's bitset is its parent's and its own bit."""
-    b, n = parents.shape
-    seen = torch.eye(n, dtype=torch.bool, device=parents.device).repeat(b, 1, 1)
-    rows = torch.arange(b, device=parents.device)
-    for i in range(n):
-        parent = parents[:, i].long()
-        attached = (parent >= 0) & (i < num_nodes)
-        seen[:, i] |= seen[rows, parent.clamp(min=0)] & attached[:, None]
-    node = torch.arange(n, device=parents.device)
-    depth = seen.sum(2) - 1
-    for w in range(ancestors.shape[2]):
-        block = slice(NODES_PER_WORD * w, NODES_PER_WORD * (w + 1))
-        ancestors[:, :, w] = (seen[:, :, block].long() << (node[block] % NODES_PER_WORD)).sum(2)
-        block_depth[:, w] = (seen[:, block, block].sum(2) - 1).amax(1)
-    depths.copy_(depth)
-    positions.copy_(base_lengths[:, None] + depth)
-    tree_depth.copy_(depth.amax(1))

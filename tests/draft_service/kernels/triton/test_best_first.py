@@ -1,15 +1,17 @@
 """Best-first trees on the device: the kernel against draftwood.tree."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 from torch import Tensor
 
-from draft_service.kernels.triton.best_first import best_first_trees, best_first_trees_plain
+from draft_service.kernels.arguments import Candidates, TreeNodes, TreeSettings
+from draft_service.kernels.reference import best_first as reference
+from draft_service.kernels.triton.best_first import best_first
 
 
-def candidates(
-    s: int, depths: int, width: int, seed: int, device: torch.device, *, step: float = 0.0
-) -> tuple[Tensor, ...]:
+def candidates(s: int, depths: int, width: int, seed: int, device: torch.device, *, step: float = 0.0) -> Candidates:
     """Ids, scores and log-probs; with `step` scores are its multiples, so that paths tie."""
     generator = torch.Generator().manual_seed(seed)
     scores = (torch.randn(s, depths, width, generator=generator) * 2).log_softmax(-1)
@@ -18,26 +20,34 @@ def candidates(
     scores = scores.sort(-1, descending=True).values
     ids = torch.stack([torch.randperm(1000, generator=generator)[:width] for _ in range(s * depths)])
     own = torch.randn(s, depths, width, generator=generator)
-    return tuple(part.to(device) for part in (ids.view(s, depths, width).int(), scores, own))
+    return Candidates(ids.view(s, depths, width).int().to(device), scores.to(device), own.to(device))
 
 
-def compare(parts: tuple[Tensor, ...], n: int, budgets: list[int], widths: list[int], spines: list[int]) -> None:
-    s, device = len(budgets), parts[0].device
+def compare(given: Candidates, n: int, budgets: list[int], widths: list[int], spines: list[int]) -> None:
+    s, device = len(budgets), given.token_ids.device
 
     def column(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    def poisoned() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def poisoned() -> TreeNodes:
         a, b, c, e = (torch.full((s, n), -99, dtype=torch.int32, device=device) for _ in range(4))
-        return a, b, c, torch.full((s, n), torch.nan, device=device), e[:, 0].contiguous()
+        return TreeNodes(a, b, c, torch.full((s, n), torch.nan, device=device), e[:, 0].contiguous())
 
+    unread = torch.empty(0, device=device)
+    settings = TreeSettings(
+        seeds=unread,
+        temperature=unread,
+        base_lengths=unread,
+        roots=column(list(range(50, 50 + s))),
+        budgets=column(budgets),
+        widths=column(widths),
+        spines=column(spines),
+    )
     got, want = poisoned(), poisoned()
-    roots, given = column(list(range(50, 50 + s))), (parts[0], parts[1], parts[2])
-    settings = column(budgets), column(widths), column(spines)
-    best_first_trees(roots, given, *settings, got)
-    best_first_trees_plain(roots, given, *settings, want)
-    for name, g, w in zip(("token_ids", "parents", "depths", "log_probs", "num_nodes"), got, want, strict=True):
-        assert g.tolist() == w.tolist(), name
+    best_first(settings, given, got)
+    reference.best_first(settings, given, want)
+    for field in fields(got):
+        assert getattr(got, field.name).tolist() == getattr(want, field.name).tolist(), field.name
 
 
 @pytest.mark.parametrize("step", [0.0, 0.5])

@@ -3,29 +3,36 @@
 import pytest
 import torch
 
-from draft_service.kernels.triton.likeliest import likeliest, likeliest_plain, likeliest_workspace
+from draft_service.kernels.arguments import Candidates, TreeSettings
+from draft_service.kernels.reference import likeliest as reference
+from draft_service.kernels.triton.likeliest import Likeliest
 
 
 def compare(logits: torch.Tensor, width: int, *, temperatures: list[float]) -> None:
     s, depths, _ = logits.shape
     device = logits.device
-    temperature = torch.tensor(temperatures, device=device)
-    seed = torch.tensor([(1 << 62) + 7 * i for i in range(s)], device=device) * 3  # wraps: 64 bits
-    base = torch.arange(5, 5 + s, dtype=torch.int32, device=device)
-    got, want = (
-        tuple(
-            torch.full((s, depths, width), -7, dtype=dtype, device=device)
-            for dtype in (torch.int32, torch.float32, torch.float32)
-        )
-        for _ in range(2)
+    unread = torch.empty(0, device=device)
+    settings = TreeSettings(
+        seeds=torch.tensor([(1 << 62) + 7 * i for i in range(s)], device=device) * 3,  # wraps: 64 bits
+        temperature=torch.tensor(temperatures, device=device),
+        base_lengths=torch.arange(5, 5 + s, dtype=torch.int32, device=device),
+        roots=unread,
+        budgets=unread,
+        widths=unread,
+        spines=unread,
     )
-    workspace = likeliest_workspace(s * depths, device)
-    workspace.sums.fill_(torch.nan)
-    likeliest(logits, temperature, seed, base, (got[0], got[1], got[2]), workspace)
-    likeliest_plain(logits, temperature, seed, base, (want[0], want[1], want[2]))
-    assert torch.equal(got[0], want[0])
-    for g, w in zip(got[1:], want[1:], strict=True):
-        torch.testing.assert_close(g, w, atol=2e-5, rtol=1e-5)
+
+    def poisoned() -> Candidates:
+        ids = torch.full((s, depths, width), -7, dtype=torch.int32, device=device)
+        return Candidates(ids, *(torch.full(ids.shape, torch.nan, device=device) for _ in range(2)))
+
+    got, want, kernel = poisoned(), poisoned(), Likeliest()
+    kernel.workspace(s * depths, device).sums.fill_(torch.nan)
+    kernel(logits, settings, got)
+    reference.likeliest(logits, settings, want)
+    assert torch.equal(got.token_ids, want.token_ids)
+    torch.testing.assert_close(got.scores, want.scores, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(got.log_probs, want.log_probs, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("v", "width"), [(37, 5), (5003, 16)])

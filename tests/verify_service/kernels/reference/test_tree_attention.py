@@ -17,7 +17,7 @@ from tests.verify_service.oracles import masks, path_to, relative_error
 from verify_service.cache.layer_views import AttentionView
 from verify_service.cpu.layers import ATTENTION_NAME
 from verify_service.cpu.step_inputs import StepInputs
-from verify_service.kernels.reference.tree_attention import tree_attention
+from verify_service.kernels.reference.tree_attention import attention_over_tree
 
 TOLERANCE = 2e-6
 
@@ -62,7 +62,7 @@ class Attention:
     def run(self, window: int | None = None) -> Tensor:
         _, ancestor_bias = masks(self.trees, self.n)
         scaling = self.query.shape[-1] ** -0.5
-        return tree_attention(
+        return attention_over_tree(
             self.query,
             self.key,
             self.value,

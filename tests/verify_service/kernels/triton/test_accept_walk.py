@@ -1,13 +1,20 @@
 """The accept walk: the kernel against verify_service.core.accept."""
 
 import random
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 import pytest
 import torch
 
+from benchmarks.kernels.draw_settings import draw_settings_of
+from benchmarks.kernels.trees import metadata_of
 from draftwood.errors import MalformedTreeError
+from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
-from verify_service.kernels.triton.accept_walk import accept_walk, accept_walk_plain
+from verify_service.kernels.arguments import DrawSettings, Outcome
+from verify_service.kernels.reference import accept_walk as reference
+from verify_service.kernels.triton.accept_walk import accept_walk
 
 VOCABULARY = 4  # few tokens, so that draws meet children often
 
@@ -34,57 +41,67 @@ def draws(rng: random.Random, tree: DraftTree, n: int) -> list[int]:
     return drawn
 
 
-def outcome(b: int, d: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+def settings(stop_ids: Sequence[Sequence[int]], remaining: Sequence[int], device: torch.device) -> DrawSettings:
+    return draw_settings_of([SamplingParams()] * len(remaining), device, stop_ids=stop_ids, remaining=remaining)
+
+
+def outcome(b: int, d: int, device: torch.device) -> Outcome:
     """Poisoned."""
     shapes = ((b, d), (b,), (b, d), (b,))
-    return tuple(torch.full(shape, -99, dtype=torch.int32, device=device) for shape in shapes)
+    return Outcome(*(torch.full(shape, -99, dtype=torch.int32, device=device) for shape in shapes))
+
+
+def lists(decided: Outcome) -> dict[str, list[int]]:
+    return {field.name: getattr(decided, field.name).tolist() for field in fields(decided)}
 
 
 @pytest.mark.parametrize(("n", "d"), [(1, 16), (13, 16), (40, 5)])
 def test_walks_are_those_of_the_definition(device: torch.device, n: int, d: int) -> None:
     rng, b = random.Random(n), 24
     trees = [random_tree(rng, rng.randint(1, n)) for _ in range(b)]
+    metadata = metadata_of([tree.parents for tree in trees], n, device)
+    metadata.num_nodes[-1] = 0
     # Spare nodes carry a token that is drawn, and the root as their parent: only num_nodes keeps the walk off them.
-    ids, parents = torch.ones(b, n, dtype=torch.int64), torch.zeros(b, n, dtype=torch.int32)
+    ids = torch.ones(b, n, dtype=torch.int64)
     for i, tree in enumerate(trees):
-        ids[i, : tree.num_nodes], parents[i, : tree.num_nodes] = (
-            torch.tensor(values) for values in (tree.token_ids, tree.parents)
-        )
-    counts = [tree.num_nodes for tree in trees[:-1]] + [0]
+        ids[i, : tree.num_nodes] = torch.tensor(tree.token_ids)
+        metadata.parents[i, tree.num_nodes :] = 0
     drawn = torch.tensor([draws(rng, tree, n) for tree in trees], dtype=torch.int32)
     drawn[1::4, n // 3] = -1
-    stops = torch.tensor([[3, -1, -1] if i % 3 == 0 else [-1, -1, -1] for i in range(b)], dtype=torch.int32)
-    remaining = torch.tensor([rng.randint(1, 9) for _ in range(b)], dtype=torch.int32)
-    inputs = (ids, parents, torch.tensor(counts, dtype=torch.int32), drawn, stops, remaining)
-    inputs = tuple(tensor.to(device) for tensor in inputs)
+    stops = [[3, -1, -1] if i % 3 == 0 else [-1, -1, -1] for i in range(b)]
+    limits = settings(stops, [rng.randint(1, 9) for _ in range(b)], device)
     got, want = outcome(b, d, device), outcome(b, d, device)
-    accept_walk(*inputs, got)  # type: ignore[arg-type]
-    accept_walk_plain(*inputs, want)  # type: ignore[arg-type]
-    for name, g, w in zip(("path", "path_length", "tokens", "finish"), got, want, strict=True):
-        assert g.tolist() == w.tolist(), name
+    accept_walk(ids.to(device), metadata, drawn.to(device), limits, got)
+    reference.accept_walk(ids.to(device), metadata, drawn.to(device), limits, want)
+    assert lists(got) == lists(want)
     if n > 1:
-        assert {0, 1, 2, 3} == set(got[3].tolist())
-        assert max(got[1].tolist()) > 2
+        assert {0, 1, 2, 3} == set(got.finish.tolist())
+        assert max(got.path_length.tolist()) > 2
 
 
-def test_a_cut_walk_commits_nothing(device: torch.device) -> None:
-    def row(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.tensor([values], dtype=dtype, device=device)
-
-    got = outcome(1, 4, device)
-    accept_walk(
-        row(5, 6, 7, dtype=torch.int64), row(-1, 0, 1), row(3)[0], row(6, 7, 9), row(9, -1), row(10)[0],
-        (got[0], got[1], got[2], got[3]),
-    )  # fmt: skip
-    assert [part.tolist() for part in got] == [[[0, 1, 2, 0]], [0], [[6, 7, 9, -1]], [1]]
+CHAIN = ((5, 6, 7), (-1, 0, 1))  # token ids and parents
 
 
-def test_a_node_without_a_draw_ends_the_walk(device: torch.device) -> None:
-    """Also where lists of stop tokens are padded with the number that means none."""
-    ids, parents = torch.tensor([[5, 6, 7]], device=device), torch.tensor([[-1, 0, 1]], device=device).int()
-    counts, drawn = torch.tensor([3], device=device).int(), torch.tensor([[6, -1, 9]], device=device).int()
-    stops, remaining = torch.tensor([[9, -1]], device=device).int(), torch.tensor([2], device=device).int()
-    for walk in (accept_walk, accept_walk_plain):
-        got = outcome(1, 4, device)
-        walk(ids, parents, counts, drawn, stops, remaining, (got[0], got[1], got[2], got[3]))
-        assert [part.tolist() for part in got] == [[[0, 1, 0, 0]], [0], [[6, -1, -1, -1]], [3]]
+@pytest.mark.parametrize("walk", [accept_walk, reference.accept_walk], ids=["kernel", "twin"])
+@pytest.mark.parametrize(
+    ("drawn", "stops", "remaining", "wanted"),
+    [
+        ((6, 7, 9), (9, -1), 10, {"path": [[0, 1, 2, 0]], "tokens": [[6, 7, 9, -1]], "finish": [1]}),
+        # Lists of stop tokens are padded with the number that means no draw.
+        ((6, -1, 9), (9, -1), 2, {"path": [[0, 1, 0, 0]], "tokens": [[6, -1, -1, -1]], "finish": [3]}),
+    ],
+    ids=["a stop token", "a node without a draw"],
+)
+def test_a_walk_that_ends_commits_nothing(
+    device: torch.device,
+    walk: Callable[..., None],
+    drawn: tuple[int, ...],
+    stops: tuple[int, ...],
+    remaining: int,
+    wanted: dict[str, list[int]],
+) -> None:
+    token_ids, parents = CHAIN
+    got, ids = outcome(1, 4, device), torch.tensor([token_ids], device=device)
+    at_nodes = torch.tensor([drawn], dtype=torch.int32, device=device)
+    walk(ids, metadata_of([parents], 3, device), at_nodes, settings([stops], [remaining], device), got)
+    assert lists(got) == wanted | {"path_length": [0]}

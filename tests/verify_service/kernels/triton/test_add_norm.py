@@ -5,8 +5,7 @@ import torch
 
 from draftwood.errors import UnsupportedModelError
 from tests.kernels.trees import poisoned
-from verify_service.kernels.reference.add_norm import add_norm as add_norm_plain
-from verify_service.kernels.reference.add_norm import swiglu as swiglu_plain
+from verify_service.kernels.reference import add_norm as reference
 from verify_service.kernels.triton.add_norm import add_norm, swiglu
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -25,7 +24,7 @@ def check_sums(m: int, h: int, dtype: torch.dtype, device: torch.device) -> None
     weight = torch.rand(h, device=device) + 0.5
     outs = [[poisoned(m, h, dtype=dtype, device=device) for _ in range(2)] for _ in range(2)]
     add_norm(x, delta, weight, 1e-6, *outs[0])
-    add_norm_plain(x, delta, weight, 1e-6, *outs[1])
+    reference.add_norm(x, delta, weight, 1e-6, *outs[1])
     near(outs[0][0], outs[1][0])
     near(outs[0][1], outs[1][1])
 
@@ -35,7 +34,7 @@ def check_products(m: int, f: int, dtype: torch.dtype, device: torch.device) -> 
     x = torch.randn(m, 2 * f + 8, device=device).to(dtype)[:, : 2 * f]
     got, want = (poisoned(m, f, dtype=dtype, device=device) for _ in range(2))
     swiglu(x, got)
-    swiglu_plain(x, want)
+    reference.swiglu(x, want)
     near(got, want)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -12,8 +13,10 @@ from torch import Tensor
 from draftwood.errors import UnsupportedModelError
 from tests.kernels.trees import Trees, poisoned
 from tests.verify_service.oracles import path_to, relative_error
+from verify_service.kernels.arguments import Convolution, Gates, LayerCommitInputs
+from verify_service.kernels.reference import conv_gate as reference
 from verify_service.kernels.reference.tree_conv import tree_conv
-from verify_service.kernels.triton.conv_gate import Gates, conv_gate, conv_gate_plain
+from verify_service.kernels.triton.conv_gate import conv_gate
 
 # The interpreter cuts bfloat16 off where a GPU rounds.
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -25,14 +28,10 @@ class Layer:
 
     x: Tensor
     trees: Trees
-    window: Tensor
-    slots: Tensor
-    weight: Tensor
-    bias: Tensor | None
+    windows: Tensor
+    convolution: Convolution
     gates: Gates
-    inputs: Tensor
-    conv: Tensor
-    norms: Tensor
+    written: LayerCommitInputs
 
     @classmethod
     def draw(
@@ -52,55 +51,44 @@ class Layer:
         # As a fused projection gives them: one row holds all, and more.
         row = torch.randn(b, n, channels + 2 * hv + 3).to(device, dtype)
         x, step, write, _ = row.split([channels, hv, hv, 3], -1)
-        window = poisoned(4, kernel_size - 1, channels, dtype=dtype, device=device)
-        window[1:3] = torch.randn(2, kernel_size - 1, channels).to(device, dtype)
-        gates = Gates(
-            step * 3, write, -torch.rand(hv, device=device), torch.randn(hv, device=device),
-            poisoned(b, n, hv, device=device), poisoned(b, n, hv, device=device),
-        )  # fmt: skip
+        windows = poisoned(4, kernel_size - 1, channels, dtype=dtype, device=device)
+        windows[1:3] = torch.randn(2, kernel_size - 1, channels).to(device, dtype)
+        decay, dt_bias = -torch.rand(hv, device=device), torch.randn(hv, device=device)
+        weight = torch.randn(kernel_size, channels, device=device)
         return cls(
             x,
             Trees.draw(n, b, n, device, spare=n // 4),
-            window,
-            torch.tensor([2, 1], dtype=torch.int32, device=device),
-            torch.randn(kernel_size, channels, device=device),
-            torch.randn(channels, device=device) if bias else None,
-            gates,
-            poisoned(b, n, channels, dtype=dtype, device=device),
-            poisoned(b, n, channels, dtype=dtype, device=device),
-            poisoned(b, n, 2 * hk, device=device),
+            windows,
+            Convolution(weight, torch.randn(channels, device=device) if bias else None),
+            Gates(step * 3, write, decay, dt_bias),
+            LayerCommitInputs(
+                inputs=poisoned(b, n, channels, dtype=dtype, device=device),
+                conv=poisoned(b, n, channels, dtype=dtype, device=device),
+                norms=poisoned(b, n, 2 * hk, device=device),
+                g=poisoned(b, n, hv, device=device),
+                beta=poisoned(b, n, hv, device=device),
+            ),
         )
 
-    def fresh(self) -> Layer:
-        """The same inputs with outputs of its own."""
-
-        def empty(t: Tensor) -> Tensor:
-            return torch.full_like(t, torch.nan)
-
-        gates = replace(self.gates, g=empty(self.gates.g), beta=empty(self.gates.beta))
-        return replace(self, inputs=empty(self.inputs), conv=empty(self.conv), norms=empty(self.norms), gates=gates)
-
-    def run(self, kernel: object, *, key_dim: int, silu: bool = True, gated: bool = True) -> dict[str, Tensor]:
-        assert callable(kernel)
-        kernel(
-            self.x, self.trees.parents, self.window, self.slots, self.weight, self.bias, self.inputs, self.conv,
-            norms=self.norms if key_dim else None, key_dim=key_dim, gates=self.gates if gated else None, silu=silu,
-        )  # fmt: skip
-        written = {"inputs": self.inputs, "conv": self.conv}
-        if key_dim:
-            written["norms"] = self.norms
-        if gated:
-            written |= {"g": self.gates.g, "beta": self.gates.beta}
+    def run(
+        self, kernel: Callable[..., None], *, key_dim: int, silu: bool = True, gated: bool = True
+    ) -> dict[str, Tensor]:
+        """What the kernel writes, into memory full of NaN."""
+        names = ("inputs", "conv", *(("norms",) if key_dim else ()), *(("g", "beta") if gated else ()))
+        written = {name: torch.full_like(getattr(self.written, name), torch.nan) for name in names}
+        commit_inputs = replace(self.written, **({"norms": None} | written))
+        convolution, gates = replace(self.convolution, silu=silu), self.gates if gated else None
+        kernel(self.x, self.trees.metadata, self.windows, convolution, gates, commit_inputs, key_dim=key_dim)
         return written
 
 
-def compare(layer: Layer, *, key_dim: int, silu: bool = True, gated: bool = True) -> None:
-    other = layer.fresh()
+def compare(layer: Layer, *, key_dim: int, silu: bool = True, gated: bool = True) -> dict[str, Tensor]:
     got = layer.run(conv_gate, key_dim=key_dim, silu=silu, gated=gated)
-    wanted = other.run(conv_gate_plain, key_dim=key_dim, silu=silu, gated=gated)
+    wanted = layer.run(reference.conv_gate, key_dim=key_dim, silu=silu, gated=gated)
     for name, tensor in got.items():
         assert relative_error(tensor, wanted[name].double()) < TOLERANCE[layer.x.dtype], name
     assert torch.equal(got["inputs"], layer.x)
+    return got
 
 
 @pytest.mark.parametrize(
@@ -114,9 +102,9 @@ def test_gated_delta_net(n: int, dtype: torch.dtype, device: torch.device) -> No
 def test_mamba2_has_a_bias_and_limits(kernel_size: int, device: torch.device) -> None:
     layer = Layer.draw(device, 11, (1, 5), 20, dtype=torch.float32, kernel_size=kernel_size, bias=True)
     for limits in ((0.0, math.inf), (0.1, 1.5)):
-        compare(replace(layer, gates=replace(layer.gates, write=None, limits=limits)), key_dim=0)
-    assert float(layer.gates.beta.min()) >= 0.1
-    assert float(layer.gates.beta.max()) <= 1.5
+        beta = compare(replace(layer, gates=replace(layer.gates, write=None, limits=limits)), key_dim=0)["beta"]
+        assert limits[0] <= float(beta.min())
+        assert float(beta.max()) <= limits[1]
 
 
 def test_short_convolution_has_neither_gates_nor_activation(device: torch.device) -> None:
@@ -126,25 +114,25 @@ def test_short_convolution_has_neither_gates_nor_activation(device: torch.device
 @pytest.mark.parametrize("kernel_size", [2, 4])
 def test_twin_is_the_cpu_path(kernel_size: int) -> None:
     layer = Layer.draw(torch.device("cpu"), 17, (1, 3), 20, dtype=torch.float32, kernel_size=kernel_size, bias=True)
-    layer.run(conv_gate_plain, key_dim=0, gated=False)
+    conv = layer.run(reference.conv_gate, key_dim=0, gated=False)["conv"]
     for b, tree in enumerate(layer.trees.parents_of):
         index = torch.zeros(1, len(tree), kernel_size, dtype=torch.int64)
         for i in range(len(tree)):
             path = [*range(kernel_size - 1), *(node + kernel_size - 1 for node in path_to(tree, i))]
             index[0, i] = torch.tensor(path[-kernel_size:])
-        window = layer.window[layer.slots[b]][None]
-        wanted = tree_conv(layer.x[b : b + 1, : len(tree)], window, index, layer.weight, layer.bias)
-        torch.testing.assert_close(layer.conv[b : b + 1, : len(tree)], wanted)
+        window = layer.windows[layer.trees.metadata.state_slots[b]][None]
+        x, weight, bias = layer.x[b : b + 1, : len(tree)], layer.convolution.weight, layer.convolution.bias
+        torch.testing.assert_close(conv[b : b + 1, : len(tree)], tree_conv(x, window, index, weight, bias))
 
 
 def test_small_time_steps_keep_their_digits(device: torch.device) -> None:
     """log(1 + y) of small y, the rates of heads that forget slowly."""
     layer = Layer.draw(device, 3, (1, 3), 16, dtype=torch.float32)
     layer.gates.dt_bias.fill_(-12.0)
-    layer.run(conv_gate, key_dim=16)
+    g = layer.run(conv_gate, key_dim=16)["g"]
     step = layer.gates.step.double() + layer.gates.dt_bias.double()
     wanted = layer.gates.decay.double() * torch.nn.functional.softplus(step)
-    assert relative_error(layer.gates.g, wanted) < 1e-6
+    assert relative_error(g, wanted) < 1e-6
 
 
 def test_shapes_that_are_refused(device: torch.device) -> None:

@@ -8,14 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.trees import underived_metadata
 from draftwood.errors import UnsupportedModelError
-from verify_service.kernels.triton.kv_commit import kv_commit, kv_commit_plain
+from verify_service.cache.commit_inputs import CommitInputs
+from verify_service.cache.pools import Pools
+from verify_service.kernels.arguments import Outcome
+from verify_service.kernels.reference import kv_commit as reference
+from verify_service.kernels.triton.kv_commit import kv_commit
 
-BOTH = pytest.mark.parametrize("commit", [kv_commit, kv_commit_plain])
+BOTH = pytest.mark.parametrize("commit", [kv_commit, reference.kv_commit], ids=["kernel", "twin"])
 
 
 class Commit:
-    """A commit inputs with random rows, pools full of NaN, and paths of B sequences over shuffled pages."""
+    """Commit inputs with random rows, pools full of NaN, and paths of B sequences over shuffled pages."""
 
     def __init__(
         self,
@@ -42,9 +47,12 @@ class Commit:
         path = torch.full((len(self.paths), 16), 1 << 20, dtype=torch.int32)
         for b, length in enumerate(self.lengths):
             path[b, :length] = torch.tensor(self.paths[b][:length])
-        lengths, bases = (torch.tensor(values, dtype=torch.int32) for values in (self.lengths, self.bases))
-        tensors = [t.to(self.device) for t in (path, lengths, bases, self.table)]
-        commit(*self.commit_inputs, *tensors, self.page_size, *self.pools)
+        lengths, nothing = torch.tensor(self.lengths, dtype=torch.int32), torch.empty(0, device=self.device)
+        outcome = Outcome(path.to(self.device), lengths.to(self.device), nothing, nothing)
+        trees = [[-1]] * len(self.bases)
+        tree = underived_metadata(trees, 1, self.device, base_lengths=self.bases, page_table=self.table)
+        inputs, pools = CommitInputs(*self.commit_inputs, *[nothing] * 5), Pools(*self.pools, *[nothing] * 3)
+        commit(inputs, outcome, pools, tree, self.page_size)
 
     def wanted(self) -> list[Tensor]:
         """Row by row."""

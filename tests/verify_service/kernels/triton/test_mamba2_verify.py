@@ -6,17 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from verify_service.kernels.triton.mamba2_verify import mamba2_verify, mamba2_verify_plain
-
-
-def ancestor_words(parents: list[int]) -> list[list[int]]:
-    """One word for 64 nodes, as int64."""
-    seen: list[int] = []
-    for i, parent in enumerate(parents):
-        seen.append((seen[parent] if parent >= 0 else 0) | (1 << i))
-    count = -(-len(parents) // 64)
-    words = [[(bits >> (64 * w)) & (2**64 - 1) for w in range(count)] for bits in seen]
-    return [[word - 2**64 if word >= 2**63 else word for word in row] for row in words]
+from benchmarks.kernels.trees import metadata_of
+from tests.kernels.trees import poisoned
+from verify_service.kernels.arguments import LayerCommitInputs
+from verify_service.kernels.reference import mamba2_verify as reference
+from verify_service.kernels.triton.mamba2_verify import mamba2_verify
 
 
 class Case:
@@ -32,29 +26,29 @@ class Case:
             return torch.randn(shape, generator=generator)
 
         trees = [[-1] + [rng.randrange(max(0, i - 5), i) for i in range(1, n)] for _ in range(b)]
-        trees[0] = [-1 if i >= n - 2 else parent for i, parent in enumerate(trees[0])]
-        self.ancestors = torch.tensor([ancestor_words(tree) for tree in trees]).to(device)
-        self.conv = torch.nn.functional.silu(normal(b, n, hv * v + 2 * hk * k)).to(dtype).to(device)
-        self.dt = torch.nn.functional.softplus(normal(b, n, hv)).to(device)
-        decay = self.dt.cpu() * torch.rand(hv, generator=generator) * 2
+        trees[0] = trees[0][: max(n - 2, 1)]
+        self.tree = metadata_of(trees, n, device)
+        conv = torch.nn.functional.silu(normal(b, n, hv * v + 2 * hk * k)).to(dtype)
+        dt = torch.nn.functional.softplus(normal(b, n, hv))
+        decay = dt * torch.rand(hv, generator=generator) * 2
         decay[-1, min(3, n - 1)] = 3e5
-        self.g = (-decay).to(device)
+        nothing = torch.empty(0, device=device)
+        self.inputs = LayerCommitInputs(nothing, conv.to(device), None, -decay.to(device), dt.to(device))
         self.states = normal(b + 2, hv, v, k).to(device)
         self.states[0] = torch.nan  # scratch is never read for a sequence
-        self.slots = torch.arange(b, 0, -1, dtype=torch.int32, device=device)
         self.skip = normal(hv).to(device)
         self.shape = (b, n, hv, v)
 
-    def arguments(self) -> tuple[Tensor, ...]:
-        return self.conv, self.g, self.dt, self.ancestors, self.states, self.slots, self.skip
+    def run(self) -> Tensor:
+        out = poisoned(*self.shape, device=self.states.device)
+        mamba2_verify(self.inputs, self.tree, self.states, self.skip, out)
+        return out
 
     def check(self, *, bound: float) -> None:
-        before = self.states.clone()
-        out = torch.full(self.shape, torch.nan, device=self.conv.device)
-        want = torch.empty(self.shape, dtype=torch.float64, device=self.conv.device)
-        mamba2_verify(*self.arguments(), out)  # type: ignore[call-arg]
-        mamba2_verify_plain(*self.arguments(), want)  # type: ignore[call-arg]
+        before, out = self.states.clone(), self.run()
         assert torch.equal(before[1:], self.states[1:])
+        want = poisoned(*self.shape, dtype=torch.float64, device=self.states.device)
+        reference.mamba2_verify(self.inputs, self.tree, self.states, self.skip, want)
         for row in range(self.shape[0]):
             error = (out[row].double() - want[row]).norm() / want[row].norm()
             assert float(error) < bound, (row, float(error))
@@ -75,15 +69,10 @@ def test_outputs_are_float32_near(
 def test_siblings_do_not_matter(device: torch.device) -> None:
     """Each path alone, as a chain, gives the same bits."""
     case = Case(device, b=1, n=9, sizes=(1, 2, 16, 16), dtype=torch.bfloat16)
-    parents = [-1, 0, 0, 1, 2, 3, 4, 5, 5]
-    case.ancestors = torch.tensor([ancestor_words(parents)]).to(device)
-    out = torch.full(case.shape, torch.nan, device=device)
-    mamba2_verify(*case.arguments(), out)  # type: ignore[call-arg]
-    noisy = case.conv.clone()
-    noisy[:, [2, 4, 6]] = -7 * noisy[:, [2, 4, 6]]
-    case.conv = noisy
-    other = torch.full(case.shape, torch.nan, device=device)
-    mamba2_verify(*case.arguments(), other)  # type: ignore[call-arg]
+    case.tree = metadata_of([[-1, 0, 0, 1, 2, 3, 4, 5, 5]], 9, device)
+    out = case.run()
+    case.inputs.conv[:, [2, 4, 6]] *= -7
+    other = case.run()
     kept = [0, 1, 3, 5, 7, 8]
     assert torch.equal(out[:, kept], other[:, kept])
     assert not torch.equal(out[:, 6], other[:, 6])

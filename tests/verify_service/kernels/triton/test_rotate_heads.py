@@ -1,10 +1,11 @@
-"""Norms, rotation and commit inputs rows of attention heads: the kernel against its twin."""
+"""Norms and rotation of attention heads, and their values: the kernel against its twin."""
 
 import pytest
 import torch
 
 from draftwood.errors import UnsupportedModelError
-from verify_service.kernels.reference.rotate_heads import rotate_heads as rotate_heads_plain
+from verify_service.kernels.arguments import HeadNorms
+from verify_service.kernels.reference import rotate_heads as reference
 from verify_service.kernels.triton.rotate_heads import rotate_heads
 
 
@@ -19,13 +20,13 @@ def test_equals_the_twin(
     wide = torch.randn(m, hq * step + 2 * hkv * d + 5, device=device, dtype=dtype)
     x = wide[:, : hq * step + 2 * hkv * d]
     angles = torch.rand(m, r // 2, device=device).repeat(1, 2) * 6
-    weights = (torch.rand(d, device=device) + 0.5, torch.rand(d, device=device) - 0.5)
-    inputs = (x, angles.cos().to(dtype), angles.sin().to(dtype), *weights, 1e-6, step)
+    norms = HeadNorms(torch.rand(d, device=device) + 0.5, torch.rand(d, device=device) - 0.5, 1e-6)
+    inputs = (x, (angles.cos().to(dtype), angles.sin().to(dtype)), norms, step)
     got, want = (
         [torch.full((m, heads, d), torch.nan, device=device, dtype=dtype) for heads in (hq, hkv, hkv)] for _ in range(2)
     )
     rotate_heads(*inputs, *got)
-    rotate_heads_plain(*inputs, *want)
+    reference.rotate_heads(*inputs, *want)
     tolerance = 2e-6 if dtype == torch.float32 else 4e-2  # a last bit of bfloat16
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
@@ -34,6 +35,6 @@ def test_equals_the_twin(
 
 def test_an_odd_rotary_size_is_refused(device: torch.device) -> None:
     head, weight = torch.zeros(1, 1, 16, device=device), torch.zeros(16, device=device)
-    angle = torch.zeros(1, 7, device=device)
+    angle, norms = torch.zeros(1, 7, device=device), HeadNorms(weight, weight, 1e-6)
     with pytest.raises(UnsupportedModelError, match="7 rotated values of heads of 16"):
-        rotate_heads(torch.zeros(1, 48, device=device), angle, angle, weight, weight, 1e-6, 16, head, head, head)
+        rotate_heads(torch.zeros(1, 48, device=device), (angle, angle), norms, 16, head, head, head)

@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.kernels.draw_settings import draw_settings_of
+from benchmarks.kernels.trees import underived_metadata
 from draftwood.noise import gumbel
 from draftwood.sampling import SamplingParams, filtered
+from verify_service.kernels.arguments import TreeMetadata
+from verify_service.kernels.reference import sample as reference
 from verify_service.kernels.triton import filters
-from verify_service.kernels.triton.sample import RowSampling, sample, sample_plain, sample_workspace
+from verify_service.kernels.triton.sample import Sample
 
 ROWS = [
     SamplingParams(),
@@ -20,21 +24,26 @@ ROWS = [
 ]
 
 
+def nodes_at(positions: torch.Tensor, counts: list[int]) -> TreeMetadata:
+    """So many nodes of each row at these positions [B, N]."""
+    tree = underived_metadata([range(-1, count - 1) for count in counts], positions.shape[1], positions.device)
+    tree.positions.copy_(positions)
+    return tree
+
+
 def drawn(
     logits: torch.Tensor, rows: list[SamplingParams], nodes: list[int], *, has_filters: bool = True
 ) -> torch.Tensor:
     """The definition's tokens, with which one call is compared, twice: the workspace must be clean after a call."""
     b, n, _ = logits.shape
-    device = logits.device
-    sampling, positions = RowSampling.of(rows, device), (torch.arange(b * n, device=device) * 31 % 97).view(b, n)
-    counts = torch.tensor(nodes, dtype=torch.int32, device=device)
-    workspace = sample_workspace(b * n, device)
-    want = torch.full((b, n), -7, dtype=torch.int32, device=device)
-    sample_plain(logits, positions, counts, sampling, want)
+    device, sample = logits.device, Sample()
+    tree = nodes_at((torch.arange(b * n, device=device) * 31 % 97).view(b, n), nodes)
+    settings, want = draw_settings_of(rows, device), torch.full((b, n), -7, dtype=torch.int32, device=device)
+    reference.sample(logits, tree, settings, want, has_filters=has_filters)
     for _ in range(2):
         tokens = torch.full((b, n), -7, dtype=torch.int32, device=device)
-        workspace.values.fill_(torch.nan)
-        sample(logits, positions, counts, sampling, tokens, workspace, has_filters=has_filters)
+        sample.workspace(b * n, device).values.fill_(torch.nan)
+        sample(logits, tree, settings, tokens, has_filters=has_filters)
         assert torch.equal(tokens, want), (tokens - want).nonzero().tolist()
     return want
 
@@ -58,9 +67,8 @@ def test_ties_go_to_the_lower_id(device: torch.device) -> None:
     logits[0, 1, [4097, 4999]] = 2.0
     logits[0, 2] = -torch.inf
     tokens = torch.full((1, 3), -7, dtype=torch.int32, device=device)
-    counts, workspace = torch.tensor([3], dtype=torch.int32, device=device), sample_workspace(3, device)
-    positions, sampling = torch.zeros(1, 3, dtype=torch.int64, device=device), RowSampling.of([ROWS[0]], device)
-    sample(logits, positions, counts, sampling, tokens, workspace, has_filters=False)
+    tree = nodes_at(torch.zeros(1, 3, dtype=torch.int64, device=device), [3])
+    Sample()(logits, tree, draw_settings_of([ROWS[0]], device), tokens, has_filters=False)
     assert tokens.tolist() == [[17, 4097, -1]]
 
 
@@ -69,10 +77,11 @@ def test_noise_decides_between_equal_logits(device: torch.device) -> None:
     logits = torch.zeros(1, 3, 4099, device=device)
     params = SamplingParams(temperature=1.0, seed=12345)
     drawn(logits, [params], [3], has_filters=False)
-    sampling, workspace = RowSampling.of([params], device), sample_workspace(3, device)
-    positions = torch.arange(3, device=device)[None]
-    tokens, counts = torch.empty(1, 3, dtype=torch.int32, device=device), torch.tensor([3], dtype=torch.int32)
-    sample(logits, positions, counts.to(device), sampling, tokens, workspace, has_filters=False)
+    tree, tokens = (
+        nodes_at(torch.arange(3, device=device)[None], [3]),
+        torch.empty(1, 3, dtype=torch.int32, device=device),
+    )
+    Sample()(logits, tree, draw_settings_of([params], device), tokens, has_filters=False)
     assert tokens[0].tolist() == [int(gumbel(12345, p + 1, 4099).argmax()) for p in range(3)]
 
 
@@ -108,7 +117,7 @@ def test_filters_keep_the_same_tokens(
     logits[0, 5], logits[0, 6] = 0.0, -0.0
     workspace = filters.filter_workspace(1, device)
     counts = torch.ones(1, dtype=torch.int32, device=device)
-    filters.find_thresholds(logits, counts, 1, RowSampling.of([params], device), workspace)
+    filters.find_thresholds(logits, counts, 1, draw_settings_of([params], device), workspace)
     row = logits[0].float().cpu().numpy()
     scaled = row / np.float32(params.temperature) + np.float32(0.0)
     order = scaled.view(np.int32)
@@ -123,7 +132,7 @@ def test_rows_without_filters_keep_everything(device: torch.device) -> None:
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(4)).to(device)
     workspace = filters.filter_workspace(1, device)
     counts = torch.ones(1, dtype=torch.int32, device=device)
-    filters.find_thresholds(logits, counts, 1, RowSampling.of([SamplingParams(temperature=1.0)], device), workspace)
+    filters.find_thresholds(logits, counts, 1, draw_settings_of([SamplingParams(temperature=1.0)], device), workspace)
     assert int(workspace.limits[0]) < -(2**62)
     assert not workspace.ranks.any()
 

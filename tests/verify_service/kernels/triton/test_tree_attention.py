@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.trees import random_parents
+from benchmarks.kernels.trees import metadata_of, random_parents
 from draftwood.errors import UnsupportedModelError
 from tests.support.triton_hooks import IS_INTERPRETED
 from tests.verify_service.oracles import path_to, relative_error
+from verify_service.kernels.arguments import AttentionSettings, KvPages, TreeMetadata
+from verify_service.kernels.reference import tree_attention as reference
 from verify_service.kernels.triton.attention_tiling import Gpu, Tiling, choose_tiling
-from verify_service.kernels.triton.tree_attention import tree_attention, tree_attention_plain
-from verify_service.kernels.triton.tree_metadata import tree_structure_plain
+from verify_service.kernels.triton.tree_attention import tree_attention
 
 # What rounding the weights and the output to 16 bits leaves; the interpreter truncates where a GPU rounds.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2 if IS_INTERPRETED else 6e-3}
@@ -57,40 +57,29 @@ class Scene:
 
         self.q, self.k, self.v = drawn(b, n, hq, d), drawn(b, n, hkv, d), drawn(b, n, hkv, d)
         self.key_pool, self.value_pool = drawn(hkv, slots, d), drawn(hkv, slots, d)
-        self.table = (torch.randperm(b * pages, generator=generator) + 1).view(b, pages).int()
+        table = (torch.randperm(b * pages, generator=generator) + 1).view(b, pages).int()
         self.slots: list[Tensor] = []
         owned = torch.zeros(slots, dtype=torch.bool)
         owned[:page] = True
         for i, base in enumerate(shape.bases):
             at = torch.arange(base)
-            self.slots.append(self.table[i].long()[at // page] * page + at % page)
+            self.slots.append(table[i].long()[at // page] * page + at % page)
             owned[self.slots[i]] = True
-            self.table[i, -(-base // page) :] = 0
+            table[i, -(-base // page) :] = 0
         self.key_pool[:, ~owned], self.value_pool[:, ~owned] = torch.nan, torch.nan
         self.sinks = torch.linspace(-4.0, 5.0, hq, device=device) if shape.sinks else None
-        self.out = torch.full_like(self.q, torch.nan)
-        self.build_step_inputs()
-
-    def build_step_inputs(self) -> None:
-        """Positions and bitsets of the trees."""
-        b, n = len(self.trees), self.shape.n
-        parents = torch.tensor([tree + [-1] * (n - len(tree)) for tree in self.trees], dtype=torch.int32)
-        sizes = torch.tensor([len(tree) for tree in self.trees], dtype=torch.int32)
-        self.bases = torch.tensor(self.shape.bases, dtype=torch.int32)
-        self.positions, self.ancestors = torch.zeros(b, n, dtype=torch.int64), torch.zeros(b, n, -(-n // 64)).long()
-        rest = torch.zeros(b, n).int(), torch.zeros(b).int(), torch.zeros(b, -(-n // 64)).int()
-        tree_structure_plain(parents, sizes, self.bases, self.positions, self.ancestors, *rest)
+        self.tree = metadata_of(self.trees, n, device, base_lengths=shape.bases, page_table=table)
 
     def run(self, attend: Callable[..., None] = tree_attention, rows: slice = slice(None)) -> Tensor:
         """The output of those rows of the batch, into poisoned memory."""
         shape = self.shape
-        batch: list[Any] = [t[rows] for t in (self.q, self.k, self.v)]
-        indices = [t[rows].to(self.device) for t in (self.table, self.bases, self.ancestors, self.positions)]
-        out = torch.full_like(batch[0], torch.nan)
-        extras = (shape.window, shape.soft_cap, self.sinks)
+        q, k, v = (t[rows] for t in (self.q, self.k, self.v))
+        out = torch.full_like(q, torch.nan)
+        pages = KvPages(self.key_pool, self.value_pool, shape.page_size)
+        tree = TreeMetadata(*(getattr(self.tree, field.name)[rows] for field in fields(self.tree)))
+        settings = AttentionSettings(shape.d**-0.5, shape.window, shape.soft_cap, self.sinks)
         tiling = {"tiling": shape.tiling} if attend is tree_attention else {}
-        arguments = (indices[0], shape.page_size, *indices[1:], shape.d**-0.5, out, *extras)
-        attend(*batch, self.key_pool, self.value_pool, *arguments, **tiling)
+        attend(q, k, v, pages, tree, settings, out, **tiling)
         return out
 
     def plain(self) -> Tensor:
@@ -129,7 +118,7 @@ CASES = {
     "one slice": Shape((1, 1), 16, 5, (0, 3, 16, 37), tiling=replace(SMALL, slices=1)),
     "slices over pages": Shape((2, 6), 32, 5, (50, 16), tiling=SMALL),
     "more slices than keys": Shape((1, 3), 16, 3, (33, 1), tiling=replace(SMALL, slices=9)),
-    "fewest keys a slice": Shape((1, 3), 16, 3, (70, 20), tiling=replace(SMALL, slices=9, least_keys=32)),
+    "fewest keys per slice": Shape((1, 3), 16, 3, (70, 20), tiling=replace(SMALL, slices=9, least_keys=32)),
     "two words": Shape((1, 1), 16, 70, (19,), tiling=Tiling(64, 32, 4, 1, 2, 32)),
     "large key tiles": Shape((1, 2), 16, 9, (150,), tiling=Tiling(16, 128, 4, 1, 1)),
     "large pages": Shape((1, 2), 16, 9, (75, 64), 64, tiling=replace(SMALL, keys=32)),
@@ -154,7 +143,7 @@ def test_attention_is_softmax_over_prefix_and_ancestors(name: str, device: torch
 
 @pytest.mark.parametrize("name", ["all", "two words", "one node"])
 def test_plain_twin(name: str, device: torch.device) -> None:
-    Scene(CASES[name], device).check(tree_attention_plain)
+    Scene(CASES[name], device).check(reference.tree_attention)
 
 
 @pytest.mark.parametrize("window", [None, 5])
