@@ -175,7 +175,7 @@ def measure(runner: GraphRunner, batches: list[int], nodes: list[int], context: 
         graphs.step(has_filters=False)
     for b, n in shapes:
         graphs = runner.graphs_of("step", b, n)
-        fill(graphs, context, target.spec.vocab_size, pages, graphs.buffers.structure.page_table)
+        fill(graphs, context, target.spec.vocab_size, pages, graphs.buffers.tree.page_table)
         step = milliseconds(lambda graphs=graphs: graphs.step(has_filters=False))
         alone = milliseconds(products_graph(parts, b * n, runner.capture))
         row = Row(b, n, context, step, alone, step / alone)

@@ -52,7 +52,7 @@ class StepBuffers:
         def new(*size: int, dtype: torch.dtype = i32) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
-        self.structure = TreeMetadata(
+        self.tree = TreeMetadata(
             parents=of["parents"],
             num_nodes=of["num_nodes"],
             base_lengths=of["base_lengths"],

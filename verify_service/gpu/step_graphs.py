@@ -92,12 +92,12 @@ class StepGraphs:
         buffers, kernels = self.buffers, self.target.kernels
         hidden = buffers.hidden.view(-1, self.target.spec.hidden_size)
         self.target.logits_into(hidden, self.logits.view(hidden.shape[0], -1))
-        kernels.sample(self.logits, buffers.structure, buffers.draws, buffers.drawn, has_filters=has_filters)
-        kernels.accept_walk(buffers.input_ids, buffers.structure, buffers.drawn, buffers.draws, buffers.outcome)
+        kernels.sample(self.logits, buffers.tree, buffers.draws, buffers.drawn, has_filters=has_filters)
+        kernels.accept_walk(buffers.input_ids, buffers.tree, buffers.drawn, buffers.draws, buffers.outcome)
 
     def _commit(self) -> None:
         buffers, target, kernels = self.buffers, self.target, self.target.kernels
-        s, outcome, pools, spec = buffers.structure, buffers.outcome, target.pools, target.spec
+        s, outcome, pools, spec = buffers.tree, buffers.outcome, target.pools, target.spec
         if spec.recurrent is not None:
             kernels.recurrent_commit(spec.recurrent, buffers.commit_inputs, outcome, pools, s)
         if spec.num_attention_layers:
@@ -114,7 +114,7 @@ class StepGraphs:
 
     def _path_slots(self) -> Tensor:
         """Pool rows of the paths' positions, the scratch slot past the ends: int64 [B D_path]."""
-        s, outcome, size = self.buffers.structure, self.buffers.outcome, self.target.page_size
+        s, outcome, size = self.buffers.tree, self.buffers.outcome, self.target.page_size
         along = torch.arange(outcome.path.shape[1], device=outcome.path.device)
         at = s.base_lengths[:, None].long() + along
         page = s.page_table.long().gather(1, (at // size).clamp(max=s.page_table.shape[1] - 1))

@@ -62,7 +62,7 @@ class GraphTarget(TargetModel):
     def run(self, buffers: StepBuffers) -> list[Tensor]:
         """One pass: fills the tree metadata, the commit inputs and `hidden` [B, N, H]; returns the residual streams
         [1, M, H] behind the target layers."""
-        trees, m = buffers.structure, buffers.b * buffers.n
+        trees, m = buffers.tree, buffers.b * buffers.n
         self.kernels.tree_metadata(trees)
         # Before the embedding: the sum with it may begin while that ends.
         nothing = torch.zeros(1, m, self.spec.hidden_size, dtype=self.dtype, device=self.device)

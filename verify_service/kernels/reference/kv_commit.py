@@ -12,12 +12,12 @@ from verify_service.kernels.arguments import Outcome, TreeMetadata
 
 def commit_rows(
     pool: Tensor,  # [A, HKV, S, D], changed in place
-    nodes: Tensor,  # [A, HKV, N, D], rows of one sequence's nodes
+    nodes: Tensor,  # [A, N, HKV, D], rows of one sequence's nodes
     path: Tensor,  # [P] int64, accepted nodes
     destination: Tensor,  # [P] int64, pool rows of the committed positions
 ) -> None:
     """Rows were rotated for prefix + depth, which is where they go."""
-    pool.index_copy_(2, destination, nodes.index_select(2, path))
+    pool.index_copy_(2, destination, nodes.index_select(1, path).transpose(1, 2))
 
 
 def kv_commit(commit_inputs: CommitInputs, outcome: Outcome, pools: Pools, tree: TreeMetadata, page_size: int) -> None:
@@ -27,4 +27,4 @@ def kv_commit(commit_inputs: CommitInputs, outcome: Outcome, pools: Pools, tree:
         at = int(tree.base_lengths[row]) + torch.arange(length, device=path.device)
         slots = tree.page_table[row, at // page_size].long() * page_size + at % page_size
         for pool, nodes in ((pools.keys, commit_inputs.keys), (pools.values, commit_inputs.values)):
-            commit_rows(pool, nodes[:, row].transpose(1, 2), path, slots)
+            commit_rows(pool, nodes[:, row], path, slots)

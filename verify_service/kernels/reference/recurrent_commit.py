@@ -1,4 +1,10 @@
-"""Commit of recurrent layers: states and windows move on along the accepted paths, in plain PyTorch."""
+"""Commit of recurrent layers: the one-token recurrence replayed along the accepted paths, all layers at once.
+
+    Gated DeltaNet   S <- e^g S,  u = b (v - S k),  S <- S + u k^T        Mamba2   h <- e^g h + (dt x) B^T
+
+One arithmetic for prefill, decoding and commits of any length, so that the committed state does not depend on how the
+tokens came in (bit for bit): a path of n tokens is n times the function of one token.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +16,84 @@ from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
 from verify_service.core.target_spec import GDN, MAMBA2, RecurrentShape
 from verify_service.kernels.arguments import Outcome, TreeMetadata
-from verify_service.kernels.reference.gdn_commit import gdn_commit_one
 from verify_service.kernels.reference.gdn_verify import split_heads as gdn_heads
-from verify_service.kernels.reference.mamba2_commit import mamba2_commit_one
 from verify_service.kernels.reference.mamba2_verify import split_heads as mamba2_heads
 from verify_service.kernels.reference.tree_conv import commit_window
+
+
+def gdn_commit_one(
+    state: Tensor,  # [R, HV, V, K] float32, changed in place
+    k: Tensor,  # [R, HK, K] float32, L2-normalised
+    v: Tensor,  # [R, HV, V] float32
+    g: Tensor,  # [R, HV] float32
+    beta: Tensor,  # [R, HV] float32
+) -> None:
+    """One token of all R recurrent layers of one sequence."""
+    r, hv, dv, dk = state.shape
+    hk = k.shape[1]
+    grouped = state.view(r, hk, hv // hk, dv, dk)
+    decayed = grouped * g.exp().view(r, hk, hv // hk, 1, 1)
+    key = k[:, :, None, None, :]
+    memory = (decayed * key).sum(-1)  # [R, HK, group, V]
+    u = (v.view(r, hk, hv // hk, dv) - memory) * beta.view(r, hk, hv // hk, 1)
+    grouped.copy_(decayed + u[..., None] * key)
+
+
+def mamba2_commit_one(
+    state: Tensor,  # [R, HV, V, K] float32, changed in place
+    b: Tensor,  # [R, HK, K] float32
+    x: Tensor,  # [R, HV, V] float32
+    g: Tensor,  # [R, HV] float32, log decay
+    dt: Tensor,  # [R, HV] float32, time step
+) -> None:
+    """One token of all R recurrent layers of one sequence. Head j reads group j // (HV / HK)."""
+    r, hv, dv, dk = state.shape
+    hk = b.shape[1]
+    grouped = state.view(r, hk, hv // hk, dv, dk)
+    written = (x * dt[..., None]).view(r, hk, hv // hk, dv, 1) * b[:, :, None, None, :]
+    grouped.copy_(grouped * g.exp().view(r, hk, hv // hk, 1, 1) + written)
+
+
+def _gdn_token(state: Tensor, conv: Tensor, norms: Tensor, g: Tensor, beta: Tensor) -> None:
+    _, k, v = gdn_heads(conv.float(), norms, state.shape[1:])
+    gdn_commit_one(state, k, v, g, beta)
+
+
+def _mamba2_token(state: Tensor, conv: Tensor, norms: Tensor, g: Tensor, dt: Tensor) -> None:
+    del norms
+    _, b, x = mamba2_heads(conv.float(), state.shape[1:])
+    mamba2_commit_one(state, b, x, g, dt)
+
+
+# One token of all layers of a sequence: state [R, HV, V, K], conv [R, C], norms [R, 2 HK], g and beta [R, HV]. A short
+# convolution has no state to replay.
+TOKENS: dict[str, Callable[..., None]] = {GDN: _gdn_token, MAMBA2: _mamba2_token}
+
+
+def commit_path(
+    commit_token: Callable[..., None] | None,
+    commit_inputs: CommitInputs,
+    row: int,
+    path: Tensor,  # [P] int64, nodes
+    pools: Pools,
+    state_slot: int,
+) -> None:
+    """Moves a slot's states and windows on along a path of batch row `row`; `commit_token` as in TOKENS."""
+    if commit_token is not None:
+        # Token-major copies, so that each token's inputs are contiguous: [P, R, ...].
+        parts = (commit_inputs.conv, commit_inputs.norms, commit_inputs.g, commit_inputs.beta)
+        conv, norms, g, beta = (t[:, row].transpose(0, 1).index_select(0, path) for t in parts)
+        state = pools.states[:, state_slot]
+        for i in range(path.shape[0]):
+            commit_token(state, conv[i], norms[i], g[i], beta[i])
+    commit_window(pools.windows[:, state_slot], commit_inputs.inputs[:, row].index_select(1, path))
 
 
 def recurrent_commit(
     shape: RecurrentShape, commit_inputs: CommitInputs, outcome: Outcome, pools: Pools, tree: TreeMetadata
 ) -> None:
-    """One row after another, by the functions of one token; all layers together."""
+    """One row of the batch after another."""
     for row, length in enumerate(outcome.path_length.tolist()):
-        if not length:
-            continue
-        path, slot = outcome.path[row, :length].long(), int(tree.state_slots[row])
-        left = (commit_inputs.inputs, commit_inputs.conv, commit_inputs.norms, commit_inputs.g, commit_inputs.beta)
-        inputs, conv, norms, g, beta = (t[:, row].index_select(1, path) for t in left)
-        state, sizes = pools.states[:, slot], pools.states.shape[2:]
-        if shape.kind == GDN:
-            _, k, v = gdn_heads(conv.float(), norms, sizes)
-            _replay(gdn_commit_one, state, k, v, g, beta)
-        elif shape.kind == MAMBA2:
-            _, b, x = mamba2_heads(conv.float(), sizes)
-            _replay(mamba2_commit_one, state, b, x, g, beta)
-        commit_window(pools.windows[:, slot], inputs)
-
-
-def _replay(
-    one: Callable[..., None],
-    state: Tensor,  # [R, HV, V, K]
-    *tokens: Tensor,  # [R, P, ...] each
-) -> None:
-    for i in range(tokens[0].shape[1]):
-        one(state, *(t[:, i].contiguous() for t in tokens))
+        if length:
+            path, slot = outcome.path[row, :length].long(), int(tree.state_slots[row])
+            commit_path(TOKENS.get(shape.kind), commit_inputs, row, path, pools, slot)
