@@ -16,7 +16,6 @@ from grpc_reflection.v1alpha import reflection
 
 import draftwood
 from draft_service.api.servicer import DraftServicer
-from draft_service.draft.candidates import TreeOptions
 from draft_service.draft.drafter import ContextRows, Drafter, SequenceStep
 from draft_service.gpu.device_trees import TreeKernels
 from draft_service.model.config import DrafterConfig, read_drafter_config
@@ -33,7 +32,10 @@ from draftwood.checkpoint import model_id, projection_checksum, resolve, tokeniz
 from draftwood.config import DraftConfig
 from draftwood.device.device import has_triton, pick_device, pick_dtype, use_threads
 from draftwood.errors import ConfigError
+from draftwood.noise import NOISE_VERSION
+from draftwood.rpc.wire import PROTOCOL_VERSION
 from draftwood.security.security import OPEN, Security
+from draftwood.tree_options import TreeOptions
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
 
 SERVICE = "draftwood.v1.DraftService"
@@ -107,6 +109,8 @@ def _describe(
         projection_checksum=checksum,
         context_window=model.context_window,
         max_context=max_context,
+        protocol_version=PROTOCOL_VERSION,
+        noise_version=NOISE_VERSION,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Self
 
 import grpc.aio
 
-from draftwood.errors import InternalError, UnavailableError
+from draftwood.errors import InternalError
 from draftwood.rpc.conventions import from_rpc_error
 from draftwood.rpc.wire import ALGORITHM_TO_WIRE, sampling_to_wire
 from draftwood.sampling import SamplingParams
@@ -216,6 +216,4 @@ def _request(
 
 
 def _finish(token_ids: list[int], message: verify_pb2.GenerateFinished) -> Answer:
-    if message.reason == verify_pb2.FINISH_REASON_ABORTED:
-        raise UnavailableError("the verify service took the request back")
     return Answer(tuple(token_ids), Stats.from_proto(message.stats))

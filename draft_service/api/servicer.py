@@ -16,6 +16,7 @@ from draft_service.draft.drafter import Drafted, Drafter, Refusal, RefusalReason
 from draft_service.telemetry import UNWATCHED, Answer, Watch
 from draftwood.errors import ContextLengthError, DraftwoodError, InvalidRequestError, OverloadedError
 from draftwood.rpc.conventions import errors_to_status
+from draftwood.rpc.wire import microseconds
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -66,7 +67,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     check_sequences(request.sequences)
                     response = await loop.run_in_executor(self._worker, self._answer, request, received)
                     busy_s = time.perf_counter() - received
-                    response.busy_us = _microseconds(busy_s)
+                    response.busy_us = microseconds(busy_s)
                     if response.results:
                         self._watch.sent(_answer_of(request, response, busy_s))
                     await context.write(response)
@@ -80,14 +81,14 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         steps = [part for part in parts if isinstance(part, SequenceStep)]
 
         def is_late() -> bool:
-            return 0 < request.deadline_us < _microseconds(time.perf_counter() - received)
+            return 0 < request.deadline_us < microseconds(time.perf_counter() - received)
 
         outcome: StepOutcome = self._drafter.step(request.stream_id, steps, request.closed_sequence_ids, is_late)
         served = iter(outcome.results)
         response = draft_pb2.DraftResponse(
             step_id=request.step_id,
-            draft_us=_microseconds(outcome.draft_s),
-            tree_us=_microseconds(outcome.tree_s),
+            draft_us=microseconds(outcome.draft_s),
+            tree_us=microseconds(outcome.tree_s),
         )
         results: list[Drafted | Refusal] = []
         for sequence, part in zip(request.sequences, parts, strict=True):
@@ -135,7 +136,3 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
 def _answer_of(request: draft_pb2.DraftRequest, response: draft_pb2.DraftResponse, busy_s: float) -> Answer:
     return Answer(request.traceparent, len(response.results), busy_s, response.draft_us / 1e6, response.tree_us / 1e6)
-
-
-def _microseconds(seconds: float) -> int:
-    return round(seconds * 1e6)

@@ -18,13 +18,14 @@ from draft_service.cache.context_cache import CachedSequence, ContextCache, Sequ
 from draft_service.cpu.block import BlockAssembler
 from draft_service.cpu.block_pass import BlockPass
 from draft_service.cpu.context_projection import ContextProjection
-from draft_service.draft.candidates import CandidateRanker, Candidates, TreeOptions, build_tree, likeliest
+from draft_service.draft.candidates import CandidateRanker, Candidates, build_tree, likeliest
 from draft_service.gpu.block_graphs import BlockGraphs
 from draft_service.gpu.device_trees import TreeKernels
 from draft_service.model.draft_model import DraftModel
 from draft_service.model.rope import rope_tables
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
+from draftwood.tree_options import TreeOptions
 
 
 class RefusalReason(Enum):
@@ -286,7 +287,6 @@ class Drafter:
     def _tree(self, step: SequenceStep, logits: Tensor) -> Drafted:
         options = step.tree
         assert options is not None
-        width = min(options.width_cap, options.tree_budget) if options.algorithm == "ddtree" else 1
-        ranking = self._ranker.rank(logits[: options.tree_budget], width, step.sampling, step.base_length)
+        ranking = self._ranker.rank(logits[: options.tree_budget], options.width, step.sampling, step.base_length)
         candidates = likeliest(logits, options.num_candidates) if options.num_candidates else None
         return Drafted(build_tree(step.root, ranking, options), candidates)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from draft_service.cache.context_cache import CachedSequence, ContextCache
-from draft_service.draft.candidates import TreeOptions
 from draft_service.gpu.context_graphs import ContextGraphs
 from draft_service.gpu.device_trees import NODES, WIDTHS, DeviceTrees, TreeKernels, is_for_device, width_of
 from draft_service.model.config import DrafterConfig, LayerAttention
@@ -21,6 +20,7 @@ from draftwood.device.device import compiled
 from draftwood.device.graphs import Graphs, bucket
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
+from draftwood.tree_options import TreeOptions
 
 LEAST_ROWS = 256
 

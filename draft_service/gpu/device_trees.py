@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.draft.candidates import TreeOptions
 from draftwood.device.pinned_staging import PinnedStaging
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
+from draftwood.tree_options import TreeOptions
 
 NODES = (16, 32, 64, 128, 256)  # of a tree, the root included
 WIDTHS = (16, 64)

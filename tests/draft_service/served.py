@@ -4,7 +4,6 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 
 from draft_service.build import DraftServer
@@ -35,9 +34,7 @@ def rows(start: int, end: int, kind: str = "f4") -> draft_pb2.ContextRows:
     part = ROWS[start:end]
     data = part.numpy().tobytes() if kind == "f4" else part.bfloat16().view(torch.int16).numpy().tobytes()
     names = {"f4": draft_pb2.FEATURE_FORMAT_FLOAT32, "bf": draft_pb2.FEATURE_FORMAT_BFLOAT16}
-    return draft_pb2.ContextRows(
-        start=start, token_ids=np.arange(end - start, dtype="<i4").tobytes(), features=data, format=names[kind]
-    )
+    return draft_pb2.ContextRows(start=start, features=data, format=names[kind])
 
 
 def options(**values: Any) -> tree_pb2.TreeOptions:

@@ -14,7 +14,7 @@ from draftwood.telemetry.instruments import Instruments
 from verify_service.api.request_hooks import RequestHooks
 from verify_service.build import Service
 from verify_service.core.request import Finished, Request, StageTimes
-from verify_service.draft.types import RefusalReason
+from verify_service.draft.types import DroppedResults, RefusalReason
 from verify_service.engine.engine import PATIENCE_S
 from verify_service.step.step_stats import SequenceStep, StepTotals
 
@@ -128,7 +128,8 @@ class Telemetry:
             return {name: float(name == now) for name in DRAFTER_STATES}
 
         def stale() -> Mapping[str, float]:
-            return client.stale_by_cause if client is not None else {"late": 0, "mismatched": 0}
+            dropped = client.dropped if client is not None else DroppedResults()
+            return {"late": dropped.late, "mismatched": dropped.mismatched}
 
         def refused() -> Mapping[str, float]:
             counts = self._engine.coordinator.refused_trees
@@ -136,7 +137,9 @@ class Telemetry:
 
         read(metrics.DRAFTER_STATE, state)
         read(metrics.DRAFTER_MISMATCH, lambda: float(client is not None and client.mismatch is not None))
-        read(metrics.ACCEPTANCE_COLLAPSE, lambda: float(alarm.is_on and client is not None and client.link is not None))
+        read(
+            metrics.ACCEPTANCE_COLLAPSE, lambda: float(alarm.is_on and client is not None and client.stream is not None)
+        )
         read(metrics.FALLBACKS, lambda: {cause.value: n for cause, n in self._engine.coordinator.fallbacks.items()})
         read(metrics.REFUSED_TREES, refused)
         read(metrics.STALE_TREES, stale)

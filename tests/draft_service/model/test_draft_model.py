@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draft_service.cache.context_cache import SequenceKey
-from draft_service.draft.candidates import TreeOptions
 from draft_service.draft.drafter import ContextRows, Drafted, Drafter, SequenceStep
 from draftwood.checkpoint import EMBEDDED_DRAFT, EMBEDDED_TARGET, load_tensors, read_config
+from draftwood.tree_options import TreeOptions
 from tests.draft_service.conftest import MakeDrafter, load_drafter
 from tests.draft_service.plain_dflash import MIXED, SLIDING, TINY, plain_logits, random_tensors
 

@@ -12,6 +12,7 @@ from draftwood.tree import DraftTree
 from tests.system.scraping import Samples, parse, value
 from verify_service.core.request import StageTimes
 from verify_service.draft.coordinator import DraftCoordinator
+from verify_service.draft.types import DroppedResults
 from verify_service.engine.engine import EngineCounters
 from verify_service.step.acceptance_alarm import WINDOW_STEPS
 from verify_service.step.step_stats import SequenceStep, StepObserver
@@ -29,7 +30,7 @@ def is_turning(patience_s: float) -> bool:
 def service() -> Any:
     """Stands where a service stands; its drafter is connected."""
     client = SimpleNamespace(
-        status="ready", mismatch=None, link=object(), stale_by_cause={"late": 2, "mismatched": 1}, rejected_trees=0
+        status="ready", mismatch=None, stream=object(), dropped=DroppedResults(mismatched=1, late=2)
     )
     scheduler = SimpleNamespace(
         max_queue=4, max_batch=2, pages=SimpleNamespace(num_pages=9), slots=SimpleNamespace(num_slots=2)
@@ -55,7 +56,7 @@ def test_collapse_is_an_alarm_while_drafts_are_paid_for(service: Any) -> None:
     assert value(samples(telemetry), COLLAPSE) == 0  # too few to say
     observer.step([SequenceStep(TREE, 0, True)], StageTimes())
     assert value(samples(telemetry), COLLAPSE) == 1
-    service.client.link = None  # nothing is drafted any more
+    service.client.stream = None  # nothing is drafted any more
     assert value(samples(telemetry), COLLAPSE) == 0
 
 
