@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from draft_service.cache.context_cache import SequenceKey
-from draft_service.draft.drafter import ContextRows, Drafter, SequenceStep
+from draft_service.draft.drafter import Drafter
+from draft_service.draft.types import ContextRows, SequenceStep
 from draft_service.gpu.device_trees import TreeKernels
 from draft_service.model.config import read_drafter_config
 from draft_service.model.draft_model import DraftModel

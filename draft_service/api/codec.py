@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,10 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draft_service.draft.candidates import Candidates
-from draft_service.draft.drafter import ContextRows, Drafted, Refusal, RefusalReason, SequenceStep
+from draft_service.draft.types import ContextRows, Drafted, Refusal, RefusalReason, SequenceStep
 from draft_service.model.config import DrafterConfig
+from draftwood import __version__
 from draftwood.errors import InvalidRequestError, UnsupportedModelError
-from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, sampling_from_wire, tree_to_wire
+from draftwood.noise import NOISE_VERSION
+from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, PROTOCOL_VERSION, sampling_from_wire, tree_to_wire
 from draftwood.sampling import SamplingParams
 from draftwood.tree import MAX_TREE_BUDGET, MAX_WIDTH
 from draftwood.tree_options import TreeOptions
@@ -28,6 +31,39 @@ _REASON_TO_WIRE = {
     RefusalReason.DEADLINE: draft_pb2.REFUSAL_REASON_DEADLINE,
     RefusalReason.INVALID: draft_pb2.REFUSAL_REASON_INVALID,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFacts:
+    """What the handshake says of the served draft model."""
+
+    model_id: str
+    config: DrafterConfig
+    max_context: int
+    tokenizer_hash: str
+    projection_checksum: str
+    incarnation: int
+
+
+def handshake_to_wire(facts: DrafterFacts) -> draft_pb2.GetDraftModelResponse:
+    """With the versions that this side is built with."""
+    config = facts.config
+    model = draft_pb2.DraftModel(
+        model_id=facts.model_id,
+        block_size=config.block_size,
+        max_depth=config.max_depth,
+        target_layer_ids=config.target_layer_ids,
+        mask_token_id=config.mask_token_id,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        tokenizer_hash=facts.tokenizer_hash,
+        projection_checksum=facts.projection_checksum,
+        context_window=config.context_window,
+        max_context=facts.max_context,
+        protocol_version=PROTOCOL_VERSION,
+        noise_version=NOISE_VERSION,
+    )
+    return draft_pb2.GetDraftModelResponse(model=model, incarnation=facts.incarnation, version=__version__)
 
 
 def check_epoch(epoch: int) -> None:

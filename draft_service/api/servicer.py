@@ -10,9 +10,18 @@ from typing import Any
 
 import grpc.aio
 
-from draft_service.api.codec import check_epoch, check_sequences, context_from_wire, result_to_wire, step_from_wire
+from draft_service.api.codec import (
+    DrafterFacts,
+    check_epoch,
+    check_sequences,
+    context_from_wire,
+    handshake_to_wire,
+    result_to_wire,
+    step_from_wire,
+)
 from draft_service.api.streams import StreamRegistry
-from draft_service.draft.drafter import Drafted, Drafter, Refusal, RefusalReason, SequenceStep, StepOutcome
+from draft_service.draft.drafter import Drafter
+from draft_service.draft.types import Drafted, Refusal, RefusalReason, SequenceStep, StepOutcome
 from draft_service.telemetry import UNWATCHED, Answer, Watch
 from draftwood.errors import ContextLengthError, DraftwoodError, InvalidRequestError, OverloadedError
 from draftwood.rpc.conventions import errors_to_status
@@ -29,11 +38,12 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self,
         drafter: Drafter,
         worker: Executor,
-        handshake: draft_pb2.GetDraftModelResponse,
+        facts: DrafterFacts,
         lease_s: float = 60.0,
         watch: Watch = UNWATCHED,
     ) -> None:
-        self._drafter, self._worker, self._handshake, self._watch = drafter, worker, handshake, watch
+        self._drafter, self._worker, self._watch = drafter, worker, watch
+        self._handshake = handshake_to_wire(facts)
         self.streams = StreamRegistry(self._free_stream, lease_s)
 
     def _free_stream(self, stream_id: int) -> None:

@@ -12,10 +12,10 @@ from draftwood.errors import DraftwoodError
 from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
 from verify_service.api.request_hooks import RequestHooks
-from verify_service.build import Service
 from verify_service.core.request import Finished, Request, StageTimes
+from verify_service.draft.client import DraftClient
 from verify_service.draft.types import DroppedResults, RefusalReason
-from verify_service.engine.engine import PATIENCE_S
+from verify_service.engine.engine import PATIENCE_S, Engine
 from verify_service.step.step_stats import SequenceStep, StepTotals
 
 if TYPE_CHECKING:
@@ -28,11 +28,10 @@ DRAFTER_STATES = ("ready", "absent", "refused", "mismatch", "none")  # none: it 
 class Telemetry:
     """The verify service's metrics and spans. Takes part in every step, as the sink of the engine's observer."""
 
-    def __init__(self, service: Service, tracing: Tracing | None = None) -> None:
+    def __init__(self, engine: Engine, client: DraftClient | None, tracing: Tracing | None = None) -> None:
         self.tracing = tracing
         self.instruments = Instruments("verify")
-        self._service, self._engine = service, service.engine
-        self._observer = service.engine.runner.observer
+        self._engine, self._client, self._observer = engine, client, engine.runner.observer
         recorded = self.instruments
         stages = recorded.histogram(metrics.STAGE_SECONDS)
         self._stages = {stage: stages.labels(stage).observe for stage in metrics.STAGES}
@@ -52,7 +51,7 @@ class Telemetry:
         self._read_drafter()
 
     @classmethod
-    def start(cls, config: VerifyConfig, service: Service) -> Self | None:
+    def start(cls, config: VerifyConfig, engine: Engine, client: DraftClient | None) -> Self | None:
         """What the configuration asks for; None where it asks for nothing. Raises ConfigError."""
         if not (config.metrics_port or config.is_traced):
             return None
@@ -60,8 +59,8 @@ class Telemetry:
         if tracing is not None:
             from verify_service.telemetry.step_spans import StepSpans
 
-            service.engine.runner.observer.tracer = StepSpans(tracing)
-        telemetry = cls(service, tracing)
+            engine.runner.observer.tracer = StepSpans(tracing)
+        telemetry = cls(engine, client, tracing)
         if config.metrics_port:
             telemetry._observer.sink = telemetry
             telemetry.instruments.serve(config.host, config.metrics_port)
@@ -121,7 +120,7 @@ class Telemetry:
         read(metrics.ACCEPTED_DEPTH, lambda: _by_depth(totals.accepted_depth))
 
     def _read_drafter(self) -> None:
-        read, client, alarm = self.instruments.read, self._service.client, self._observer.alarm
+        read, client, alarm = self.instruments.read, self._client, self._observer.alarm
 
         def state() -> Mapping[str, float]:
             now = client.status.partition(":")[0] if client is not None else "none"

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -14,7 +13,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from draft_service.build import SERVICE, DraftServer, LoadedDrafter
+from draft_service.server import SERVICE, DraftServer
+from draftwood import __version__
 from draftwood.checkpoint import EMBEDDED_DRAFT, EMBEDDED_TARGET, projection_checksum, tokenizer_hash
 from draftwood.errors import InvalidRequestError
 from draftwood.noise import NOISE_VERSION
@@ -22,12 +22,15 @@ from draftwood.rpc.conventions import from_rpc_error, open_channel
 from draftwood.rpc.wire import PROTOCOL_VERSION, tree_from_wire
 from draftwood.v1 import draft_pb2, draft_pb2_grpc, sampling_pb2, tree_pb2
 from tests.draft_service.conftest import MakeDrafter
-from tests.draft_service.served import FLOAT32, Running, exchange, options, request, rows, sequence
+from tests.draft_service.served import FLOAT32, Running, exchange, options, request, rows, sequence, service_of
 
 
 async def test_handshake_and_health(running: Running) -> None:
     response = await running.stub.GetDraftModel(draft_pb2.GetDraftModelRequest())
-    assert (response.model.model_id, response.incarnation) == ("tiny", 5)
+    model = response.model
+    assert (model.model_id, response.incarnation, response.version) == ("tiny", 5, __version__)
+    assert (model.block_size, model.max_depth, model.hidden_size, model.vocab_size) == (7, 6, 48, 131)
+    assert (model.max_context, model.tokenizer_hash, model.projection_checksum) == (96, "aa", "bb")
     health: Any = health_pb2_grpc.HealthStub(running.channel)
     for name in ("", SERVICE):
         status = await health.Check(health_pb2.HealthCheckRequest(service=name))
@@ -188,10 +191,7 @@ async def test_deadlines(running: Running) -> None:
 
 async def test_stop_says_so(make_drafter: MakeDrafter) -> None:
     drafter, _, _ = make_drafter()
-    worker = ThreadPoolExecutor(1)
-    server = await DraftServer(LoadedDrafter(drafter, draft_pb2.GetDraftModelResponse(), "float32", 1), worker).start(
-        "127.0.0.1", 0
-    )
+    server = await DraftServer(service_of(drafter)).start("127.0.0.1", 0)
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
         call = draft_pb2_grpc.DraftServiceStub(channel).Draft()
         await exchange(call, request(sequence(5, rows(0, 5))))

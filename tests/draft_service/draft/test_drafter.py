@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from draft_service.draft.candidates import CandidateRanker, build_tree, likeliest
-from draft_service.draft.drafter import ContextRows, Drafted, Drafter, Refusal, RefusalReason, SequenceStep
+from draft_service.draft.drafter import Drafter
+from draft_service.draft.types import ContextRows, Drafted, Refusal, RefusalReason, SequenceStep
 from draftwood.noise import gumbel
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from draft_service.draft.drafter import ContextRows, Drafted, Drafter, SequenceStep
+from draft_service.draft.drafter import Drafter
+from draft_service.draft.types import ContextRows, Drafted, SequenceStep
 from draft_service.gpu.block_graphs import row_bucket
 from draft_service.gpu.device_trees import TreeKernels
 from draft_service.model.draft_model import attention_by_products
