@@ -1,4 +1,4 @@
-"""The pass over draft blocks as one graph a (sequences, context rows) bucket over static buffers: a GPU's way.
+"""The pass over draft blocks on a GPU: one graph per bucket of sequences and context rows, over static buffers.
 
 The host writes four numbers a sequence; positions, masks and the copy of the context side by side are the graph's.
 """

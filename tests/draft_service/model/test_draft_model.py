@@ -154,7 +154,7 @@ def test_logits_equal_transformers_own_dflash(tmp_path: Path, make_drafter: Make
 
 
 def test_embedded_drafter_knows_its_target(tmp_path: Path) -> None:
-    """Chains behind a text that the target wrote itself: about 3.4 tokens a step are accepted, the bonus included."""
+    """Chains behind a text that the target wrote itself: about 3.4 tokens per step are accepted, the bonus included."""
     from transformers import AutoTokenizer, Qwen3_5ForCausalLM
 
     target: Any = Qwen3_5ForCausalLM.from_pretrained(EMBEDDED_TARGET, dtype=torch.float32).eval()
