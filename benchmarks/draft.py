@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 
 from draft_service.cache.context_cache import SequenceKey
-from draft_service.draft.candidates import TreeOptions
-from draft_service.draft.drafter import ContextRows, Drafter, SequenceStep
+from draft_service.draft.drafter import Drafter
+from draft_service.draft.types import ContextRows, SequenceStep
 from draft_service.kernels.triton.kernel_set import triton_set
 from draft_service.model.config import read_drafter_config
 from draft_service.model.draft_model import DraftModel
 from draft_service.model.tensors import random_drafter_tensors, random_target_tensors
 from draftwood.device.layers import PackedLinear
+from draftwood.tree_options import TreeOptions
 
 DEVICE = torch.device("cuda")
 REPEATS = 30

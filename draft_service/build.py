@@ -1,23 +1,17 @@
-"""A draft service from its configuration to a listening server, and its orderly end."""
+"""Puts the draft service together from its configuration: model, context cache, drafter, all loaded and warm."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
-import draftwood
-from draft_service.api.servicer import DraftServicer
-from draft_service.draft.candidates import TreeOptions
-from draft_service.draft.drafter import ContextRows, Drafter, SequenceStep
+from draft_service.api.codec import DrafterFacts
+from draft_service.draft.drafter import Drafter
+from draft_service.draft.types import ContextRows, SequenceStep
 from draft_service.kernels.kernel_set import KernelSet
 from draft_service.model.config import DrafterConfig, read_drafter_config
 from draft_service.model.draft_model import DraftModel
@@ -28,61 +22,61 @@ from draft_service.model.tensors import (
     random_projection_checksum,
     random_target_tensors,
 )
-from draft_service.telemetry import UNWATCHED, Telemetry
 from draftwood.checkpoint import model_id, projection_checksum, resolve, tokenizer_directory, tokenizer_hash
 from draftwood.config import DraftConfig
 from draftwood.device.placement import has_triton, pick_device, pick_dtype, use_threads
 from draftwood.errors import ConfigError
-from draftwood.security.security import OPEN, Security
-from draftwood.v1 import draft_pb2, draft_pb2_grpc
+from draftwood.security.security import Security
+from draftwood.tree_options import TreeOptions
 
-SERVICE = "draftwood.v1.DraftService"
-DRAIN_S = 2.0
-HEARTBEAT_S = 5.0
-LONGEST_PASS_S = 30.0
 MAX_DEFAULT_CONTEXT = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedDrafter:
-    """A drafter and what the handshake says about it."""
+class Service:
+    """A built service, not listening yet."""
 
     drafter: Drafter
-    handshake: draft_pb2.GetDraftModelResponse
-    dtype: str
-    num_threads: int
+    worker: ThreadPoolExecutor  # one thread, which makes all calls of the drafter
+    facts: DrafterFacts
+    security: Security
+    description: str
 
 
-def load(config: DraftConfig) -> LoadedDrafter:
-    """Loads, compiles and warms up. Called on the thread that will run the model: OpenMP's workers belong to it."""
+def build(config: DraftConfig) -> Service:
+    """Loads, compiles and warms up. Raises a DraftwoodError naming the setting or tensor at fault."""
+    security = Security.load(config)
     if config.draft == "none":
         raise ConfigError("--draft is 'none': a draft service needs a draft model", field="draft")
     draft, target = resolve(config.draft, setting="draft"), resolve(config.target, setting="target")
+    worker = ThreadPoolExecutor(1, thread_name_prefix="drafter")
+    # On the thread that will run the model: OpenMP's workers belong to it.
+    drafter, threads = worker.submit(_load_drafter, config, draft, target).result()
+    facts = _facts(config, draft, target, drafter)
+    dtype = str(drafter.model.dtype).removeprefix("torch.")
+    return Service(drafter, worker, facts, security, f"{facts.model_id}, {dtype}, {threads} threads")
+
+
+def _load_drafter(config: DraftConfig, draft: Path, target: Path) -> tuple[Drafter, int]:
+    """The drafter, warm, and how many threads its model has."""
     device = pick_device(config)
     dtype = pick_dtype(config, device)
     use_threads(config.threads)
     model_config = read_drafter_config(draft).with_block_size(config.block_size).with_window(config.draft_window)
-    max_context = longest_context(config, model_config)
     if config.random_weights:
         tensors = random_drafter_tensors(model_config, dtype, device)
         borrowed = random_target_tensors(target, model_config, dtype, device)
     else:
         tensors, borrowed = load_drafter_tensors(draft, model_config), load_target_tensors(target, model_config)
-    model = DraftModel(tensors, borrowed, model_config, dtype=dtype, device=device)
     drafter = Drafter(
-        model,
-        max_context=max_context,
+        DraftModel(tensors, borrowed, model_config, dtype=dtype, device=device),
+        max_context=longest_context(config, model_config),
         max_batch=config.max_batch,
         compile=config.compile,
         kernels=_tree_kernels(device),
     )
     warm_up(drafter)
-    handshake = draft_pb2.GetDraftModelResponse(
-        model=_describe(config, draft, target, model_config, max_context),
-        incarnation=secrets.randbits(64),
-        version=draftwood.__version__,
-    )
-    return LoadedDrafter(drafter, handshake, str(dtype).removeprefix("torch."), torch.get_num_threads())
+    return drafter, torch.get_num_threads()
 
 
 def _tree_kernels(device: torch.device) -> KernelSet | None:
@@ -99,105 +93,24 @@ def longest_context(config: DraftConfig, model: DrafterConfig) -> int:
     return config.max_context or min(model.max_position_embeddings, MAX_DEFAULT_CONTEXT)
 
 
-def _describe(
-    config: DraftConfig, draft: Path, target: Path, model: DrafterConfig, max_context: int
-) -> draft_pb2.DraftModel:
-    texts = tokenizer_directory(target, random_weights=config.random_weights)
-    checksum = random_projection_checksum(model) if config.random_weights else projection_checksum(draft)
-    return draft_pb2.DraftModel(
+def _facts(config: DraftConfig, draft: Path, target: Path, drafter: Drafter) -> DrafterFacts:
+    model = drafter.config
+    return DrafterFacts(
         model_id=model_id(config.draft, draft),
-        block_size=model.block_size,
-        max_depth=model.max_depth,
-        target_layer_ids=model.target_layer_ids,
-        mask_token_id=model.mask_token_id,
-        hidden_size=model.hidden_size,
-        vocab_size=model.vocab_size,
-        tokenizer_hash=tokenizer_hash(texts),
-        projection_checksum=checksum,
-        context_window=model.context_window,
-        max_context=max_context,
+        config=model,
+        max_context=drafter.cache.max_context,
+        tokenizer_hash=tokenizer_hash(tokenizer_directory(target, random_weights=config.random_weights)),
+        projection_checksum=random_projection_checksum(model) if config.random_weights else projection_checksum(draft),
+        incarnation=secrets.randbits(64),
     )
 
 
 def warm_up(drafter: Drafter) -> None:
     """Runs alone and batched passes at two context lengths each, so that no request waits for a compiler."""
-    width = drafter.config.hidden_size
-    longest = drafter.cache.max_context
+    width, longest = drafter.config.hidden_size, drafter.cache.max_context
+    options = TreeOptions("ddtree", 7, 8)
     for epoch, length in enumerate((min(4, longest), min(21, longest)), start=1):
+        rows = ContextRows(0, torch.zeros(length, width))
         for batch in (1, min(2, drafter.max_batch)):
-            steps = [
-                SequenceStep(
-                    i, epoch, length, 0, ContextRows(0, torch.zeros(length, width)), TreeOptions("ddtree", 7, 8)
-                )
-                for i in range(batch)
-            ]
-            drafter.step(0, steps, (), lambda: False)
+            drafter.step(0, [SequenceStep(i, epoch, length, 0, rows, options) for i in range(batch)], (), lambda: False)
     drafter.close_stream(0)
-
-
-class DraftServer:
-    """A listening draft service."""
-
-    def __init__(
-        self,
-        loaded: LoadedDrafter,
-        worker: ThreadPoolExecutor,
-        lease_s: float = 60.0,
-        telemetry: Telemetry | None = None,
-        security: Security = OPEN,
-    ) -> None:
-        self._worker, self._telemetry, self._security = worker, telemetry, security
-        self._servicer = DraftServicer(loaded.drafter, worker, loaded.handshake, lease_s, telemetry or UNWATCHED)
-        if telemetry is not None:
-            telemetry.read_streams(self._servicer.streams)
-        self._health = health.aio.HealthServicer()
-        self._server = security.server()
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(self._servicer, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME),  # pyright: ignore[reportUnknownMemberType]
-            self._server,
-        )
-        self._heartbeat: asyncio.Task[None] | None = None
-        self.port = 0
-
-    async def start(self, host: str, port: int) -> Self:
-        """Listens; raises ConfigError where the address cannot be had."""
-        try:
-            self.port = self._security.listen(self._server, host, port)
-        except RuntimeError as error:
-            raise ConfigError(f"--host {host} --port {port}: cannot listen there ({error})", field="port") from error
-        await self._server.start()
-        await self._set_health(is_serving=True)
-        self._heartbeat = asyncio.create_task(self._watch_worker())
-        return self
-
-    async def stop(self, grace: float = DRAIN_S) -> None:
-        """Says NOT_SERVING, lets calls finish for `grace` seconds, ends the rest and the worker."""
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._heartbeat
-        await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace)
-        self._servicer.streams.close()
-        self._worker.shutdown()
-        if self._telemetry is not None:
-            self._telemetry.close()
-
-    async def _set_health(self, *, is_serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE):
-            await self._health.set(name, status)
-
-    async def _watch_worker(self) -> None:
-        """Health follows the thread that owns the model: it must get round to an empty job."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            turn = loop.run_in_executor(self._worker, lambda: None)
-            done, _ = await asyncio.wait({turn}, timeout=LONGEST_PASS_S)
-            if not done:
-                await self._set_health(is_serving=False)
-                await turn
-                await self._set_health(is_serving=True)

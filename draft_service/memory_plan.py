@@ -13,7 +13,7 @@ import torch
 
 from draft_service.build import longest_context
 from draft_service.cache.context_cache import ContextCache
-from draft_service.draft.drafter import SLOTS_A_ROW
+from draft_service.draft.drafter import SLOTS_PER_PLACE
 from draft_service.model.config import DrafterConfig, read_drafter_config
 from draft_service.model.tensors import PROJECTION, expected_shapes
 from draftwood.checkpoint import resolve
@@ -29,7 +29,7 @@ def plan(config: DraftConfig) -> dict[str, int]:
     model = model.with_block_size(config.block_size).with_window(config.draft_window)
     cache = ContextCache(
         model,
-        num_slots=SLOTS_A_ROW * config.max_batch,
+        num_slots=SLOTS_PER_PLACE * config.max_batch,
         max_context=longest_context(config, model),
         dtype=dtype,
         device=torch.device("meta"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from draft_service.api.streams import StreamRegistry
-from draft_service.draft.drafter import Drafted, Drafter, Refusal, RefusalReason, StepOutcome
+from draft_service.draft.drafter import Drafter
+from draft_service.draft.types import Drafted, Refusal, RefusalReason, StepOutcome
 from draftwood.config import DraftConfig
 from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
@@ -27,16 +27,16 @@ class Answer(NamedTuple):
 
 
 class Watch:
-    """Is told what the drafter does; this one does not care."""
+    """Is told what the drafter does, and does nothing about it."""
 
     def answered(self, results: Sequence[Drafted | Refusal], outcome: StepOutcome) -> None:
-        """A message that asked for trees has been served; on the drafter's thread."""
+        """A message that asked for trees has been served; called on the drafter's thread."""
 
     def sent(self, answer: Answer) -> None:
-        """Its answer is ready; on the event loop."""
+        """An answer is ready to be sent; called on the event loop."""
 
     def prefilled(self, traceparent: str, num_rows: int, seconds: float) -> None:
-        """A Prefill call has brought its rows; on the event loop."""
+        """A Prefill call has brought its rows; called on the event loop."""
 
 
 UNWATCHED = Watch()
@@ -61,7 +61,7 @@ class Telemetry(Watch):
         read(metrics.DRAFT_CONTEXT_TOKENS, lambda: cache.num_tokens)
         read(metrics.DRAFT_MESSAGES, lambda: self._num_messages)
         read(metrics.DRAFT_TREES, lambda: self._num_trees)
-        read(metrics.DRAFT_REFUSALS, lambda: {reason.name.lower(): n for reason, n in self._refusals.items()})
+        read(metrics.DRAFT_REFUSALS, lambda: {reason.value: n for reason, n in self._refusals.items()})
 
     @classmethod
     def start(cls, config: DraftConfig, drafter: Drafter) -> Self | None:
@@ -80,9 +80,9 @@ class Telemetry(Watch):
         if self._tracing is not None:
             self._tracing.close()
 
-    def read_streams(self, streams: StreamRegistry) -> None:
-        """Counts these."""
-        self.instruments.read(metrics.DRAFT_STREAMS, lambda: streams.num_open)
+    def read_streams(self, num_open: Callable[[], int]) -> None:
+        """Exports how many Draft streams are open."""
+        self.instruments.read(metrics.DRAFT_STREAMS, num_open)
 
     def answered(self, results: Sequence[Drafted | Refusal], outcome: StepOutcome) -> None:
         """Counts trees and refusals."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draft_service.draft.candidates import Candidates, TreeOptions
-from draft_service.draft.drafter import ContextRows, Drafted, Refusal, RefusalReason, SequenceStep
+from draft_service.draft.candidates import Candidates
+from draft_service.draft.types import ContextRows, Drafted, Refusal, RefusalReason, SequenceStep
 from draft_service.model.config import DrafterConfig
+from draftwood import __version__
 from draftwood.errors import InvalidRequestError, UnsupportedModelError
+from draftwood.noise import NOISE_VERSION
 from draftwood.ranges import check_range
-from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, int32_from_bytes, sampling_from_wire, tree_to_wire
+from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, PROTOCOL_VERSION, sampling_from_wire, tree_to_wire
 from draftwood.sampling import SamplingParams
 from draftwood.tree import MAX_TREE_BUDGET, MAX_WIDTH
+from draftwood.tree_options import TreeOptions
 from draftwood.v1 import draft_pb2, tree_pb2
 
 _ITEM_BYTES = {draft_pb2.FEATURE_FORMAT_BFLOAT16: 2, draft_pb2.FEATURE_FORMAT_FLOAT32: 4}
@@ -30,6 +34,39 @@ _REASON_TO_WIRE = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class DrafterFacts:
+    """What the handshake says of the served draft model."""
+
+    model_id: str
+    config: DrafterConfig
+    max_context: int
+    tokenizer_hash: str
+    projection_checksum: str
+    incarnation: int
+
+
+def handshake_to_wire(facts: DrafterFacts) -> draft_pb2.GetDraftModelResponse:
+    """With the versions that this side is built with."""
+    config = facts.config
+    model = draft_pb2.DraftModel(
+        model_id=facts.model_id,
+        block_size=config.block_size,
+        max_depth=config.max_depth,
+        target_layer_ids=config.target_layer_ids,
+        mask_token_id=config.mask_token_id,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        tokenizer_hash=facts.tokenizer_hash,
+        projection_checksum=facts.projection_checksum,
+        context_window=config.context_window,
+        max_context=facts.max_context,
+        protocol_version=PROTOCOL_VERSION,
+        noise_version=NOISE_VERSION,
+    )
+    return draft_pb2.GetDraftModelResponse(model=model, incarnation=facts.incarnation, version=__version__)
+
+
 def check_epoch(epoch: int) -> None:
     """Epochs count from 1."""
     if epoch < 1:
@@ -37,21 +74,16 @@ def check_epoch(epoch: int) -> None:
 
 
 def context_from_wire(message: draft_pb2.ContextRows, config: DrafterConfig) -> ContextRows:
-    """Checks lengths, token range and that all features are finite."""
+    """Checks that the features are whole rows and all finite."""
     item = _ITEM_BYTES.get(message.format)
     if item is None:
         raise InvalidRequestError(f"format is {message.format}, not a known feature format", field="context.format")
-    count, rest = divmod(len(message.token_ids), 4)
-    expected = count * config.hidden_size * item
-    if rest or len(message.features) != expected:
+    row = config.hidden_size * item
+    if len(message.features) % row:
         raise InvalidRequestError(
-            f"features hold {len(message.features)} bytes and token_ids {len(message.token_ids)}; "
-            f"a row takes {config.hidden_size * item} and 4",
+            f"features hold {len(message.features)} bytes, which is no multiple of a row's {row}",
             field="context.features",
         )
-    token_ids = int32_from_bytes(message.token_ids)
-    if count and not (0 <= int(token_ids.min()) and int(token_ids.max()) < config.vocab_size):
-        raise InvalidRequestError(f"a token id is outside [0, {config.vocab_size})", field="context.token_ids")
     features = _features(message.features, message.format, config.hidden_size)
     if not torch.isfinite(features).all():
         raise InvalidRequestError("a feature is not finite", field="context.features")
@@ -104,7 +136,12 @@ def step_from_wire(message: draft_pb2.DraftSequence, config: DrafterConfig) -> S
 
 def result_to_wire(message: draft_pb2.DraftSequence, result: Drafted | Refusal) -> draft_pb2.DraftResult:
     """The outcome with the echo of what it answers."""
-    echo = draft_pb2.DraftResult(sequence_id=message.sequence_id, epoch=message.epoch, base_length=message.base_length)
+    echo = draft_pb2.DraftResult(
+        sequence_id=message.sequence_id,
+        epoch=message.epoch,
+        base_length=message.base_length,
+        root_token_id=message.root_token_id,
+    )
     if isinstance(result, Refusal):
         echo.refusal.reason = _REASON_TO_WIRE[result.reason]
         echo.refusal.message = result.message

@@ -10,12 +10,22 @@ from typing import Any
 
 import grpc.aio
 
-from draft_service.api.codec import check_epoch, check_sequences, context_from_wire, result_to_wire, step_from_wire
+from draft_service.api.codec import (
+    DrafterFacts,
+    check_epoch,
+    check_sequences,
+    context_from_wire,
+    handshake_to_wire,
+    result_to_wire,
+    step_from_wire,
+)
 from draft_service.api.streams import StreamRegistry
-from draft_service.draft.drafter import Drafted, Drafter, Refusal, RefusalReason, SequenceStep, StepOutcome
+from draft_service.draft.drafter import Drafter
+from draft_service.draft.types import Drafted, Refusal, RefusalReason, SequenceStep, StepOutcome
 from draft_service.telemetry import UNWATCHED, Answer, Watch
 from draftwood.errors import ContextLengthError, DraftwoodError, InvalidRequestError, OverloadedError
 from draftwood.rpc.conventions import errors_to_status
+from draftwood.rpc.wire import microseconds
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -28,11 +38,12 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self,
         drafter: Drafter,
         worker: Executor,
-        handshake: draft_pb2.GetDraftModelResponse,
+        facts: DrafterFacts,
         lease_s: float = 60.0,
         watch: Watch = UNWATCHED,
     ) -> None:
-        self._drafter, self._worker, self._handshake, self._watch = drafter, worker, handshake, watch
+        self._drafter, self._worker, self._watch = drafter, worker, watch
+        self._handshake = handshake_to_wire(facts)
         self.streams = StreamRegistry(self._free_stream, lease_s)
 
     def _free_stream(self, stream_id: int) -> None:
@@ -66,7 +77,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     check_sequences(request.sequences)
                     response = await loop.run_in_executor(self._worker, self._answer, request, received)
                     busy_s = time.perf_counter() - received
-                    response.busy_us = _microseconds(busy_s)
+                    response.busy_us = microseconds(busy_s)
                     if response.results:
                         self._watch.sent(_answer_of(request, response, busy_s))
                     await context.write(response)
@@ -80,14 +91,14 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         steps = [part for part in parts if isinstance(part, SequenceStep)]
 
         def is_late() -> bool:
-            return 0 < request.deadline_us < _microseconds(time.perf_counter() - received)
+            return 0 < request.deadline_us < microseconds(time.perf_counter() - received)
 
         outcome: StepOutcome = self._drafter.step(request.stream_id, steps, request.closed_sequence_ids, is_late)
         served = iter(outcome.results)
         response = draft_pb2.DraftResponse(
             step_id=request.step_id,
-            draft_us=_microseconds(outcome.draft_s),
-            tree_us=_microseconds(outcome.tree_s),
+            draft_us=microseconds(outcome.draft_s),
+            tree_us=microseconds(outcome.tree_s),
         )
         results: list[Drafted | Refusal] = []
         for sequence, part in zip(request.sequences, parts, strict=True):
@@ -135,7 +146,3 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
 def _answer_of(request: draft_pb2.DraftRequest, response: draft_pb2.DraftResponse, busy_s: float) -> Answer:
     return Answer(request.traceparent, len(response.results), busy_s, response.draft_us / 1e6, response.tree_us / 1e6)
-
-
-def _microseconds(seconds: float) -> int:
-    return round(seconds * 1e6)

@@ -1,4 +1,4 @@
-"""Keys and values of committed tokens, one preallocated slot a sequence.
+"""Keys and values of committed tokens, one preallocated slot per sequence.
 
 A slot keeps the last rows of its sequence in order, and after them scratch rows for one draft block, so that a pass
 over one sequence reads its context and block in place. Where every layer has a sliding window a slot holds two windows

@@ -1,1 +1,1 @@
-"""Passes over the context cache as it lies: the way of a CPU."""
+"""Passes on a CPU: over the context cache as it lies."""

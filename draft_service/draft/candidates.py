@@ -10,17 +10,7 @@ from torch import Tensor
 from draftwood.noise import NoiseCache
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree, best_first
-
-
-@dataclass(frozen=True, slots=True)
-class TreeOptions:
-    """The tree that a verify service wants."""
-
-    algorithm: str  # "dflash" or "ddtree"
-    tree_budget: int
-    width_cap: int
-    spine: bool = False
-    num_candidates: int = 0
+from draftwood.tree_options import TreeOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Passes, new rows and trees as graphs over static buffers: the way of a GPU."""
+"""Passes, new rows and trees on a GPU: graphs over static buffers."""

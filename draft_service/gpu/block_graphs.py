@@ -1,4 +1,4 @@
-"""The pass over draft blocks as one graph a (sequences, context rows) bucket over static buffers: a GPU's way.
+"""The pass over draft blocks on a GPU: one graph per bucket of sequences and context rows, over static buffers.
 
 The host writes four numbers a sequence; positions, masks and the copy of the context side by side are the graph's.
 """
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from draft_service.cache.context_cache import CachedSequence, ContextCache
-from draft_service.draft.candidates import TreeOptions
 from draft_service.gpu.context_graphs import ContextGraphs
 from draft_service.gpu.device_trees import NODES, WIDTHS, DeviceTrees, is_for_device, width_of
 from draft_service.kernels.kernel_set import KernelSet
@@ -22,6 +21,7 @@ from draftwood.device.compilation import compiled
 from draftwood.device.graphs import Graphs, bucket
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
+from draftwood.tree_options import TreeOptions
 
 LEAST_ROWS = 256
 

@@ -1,4 +1,4 @@
-"""Keys and values of newly committed tokens as one graph a number of rows, into the slots of the context cache."""
+"""Keys and values of newly committed tokens as one graph per number of rows, into the slots of the context cache."""
 
 from __future__ import annotations
 

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.draft.candidates import TreeOptions
 from draft_service.kernels.arguments import Candidates, TreeNodes, TreeSettings
 from draft_service.kernels.kernel_set import KernelSet
 from draftwood.device.pinned_staging import PinnedStaging
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
+from draftwood.tree_options import TreeOptions
 
 NODES = (16, 32, 64, 128, 256)  # of a tree, the root included
 WIDTHS = (16, 64)

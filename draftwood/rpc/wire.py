@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import NDArray
 
 from draftwood.errors import InvalidRequestError, MalformedTreeError
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
+from draftwood.tree_options import TreeOptions
 from draftwood.v1 import sampling_pb2, tree_pb2
+
+# Raise it with every change after which an old drafter and a new verify service, or the other way round, would
+# misunderstand each other's draft.proto messages without an error. New fields that may be absent do not count.
+PROTOCOL_VERSION = 1
 
 ALGORITHM_TO_WIRE = {
     "none": tree_pb2.ALGORITHM_NONE,
@@ -40,7 +41,7 @@ def tree_from_wire(
     n = lengths[0] // 4
     if lengths != (4 * n, 2 * n, 4 * n):
         raise MalformedTreeError(
-            f"token_ids, parents and log_probs hold {lengths} bytes, not 4, 2 and 4 a node", field="tree"
+            f"token_ids, parents and log_probs hold {lengths} bytes, not 4, 2 and 4 per node", field="tree"
         )
     if n > tree_budget:
         raise MalformedTreeError(f"the tree has {n} nodes, more than the {tree_budget} asked for", field="tree")
@@ -55,6 +56,17 @@ def tree_from_wire(
     if tree.max_depth > max_depth:
         raise MalformedTreeError(f"the tree is {tree.max_depth} deep, more than {max_depth}", field="tree.parents")
     return tree
+
+
+def tree_options_to_wire(options: TreeOptions) -> tree_pb2.TreeOptions:
+    """What a drafter is asked for."""
+    return tree_pb2.TreeOptions(
+        algorithm=ALGORITHM_TO_WIRE[options.algorithm],
+        tree_budget=options.tree_budget,
+        width_cap=options.width_cap,
+        spine=options.spine,
+        num_candidates=options.num_candidates,
+    )
 
 
 def sampling_to_wire(params: SamplingParams) -> sampling_pb2.SamplingParams:
@@ -100,11 +112,6 @@ def sampling_from_wire(message: sampling_pb2.SamplingParams, *, seed: int, vocab
     )
 
 
-def int32_to_bytes(values: Sequence[int]) -> bytes:
-    """Little-endian int32."""
-    return struct.pack(f"<{len(values)}i", *values)
-
-
-def int32_from_bytes(data: bytes) -> NDArray[np.int32]:
-    """Little-endian int32; the bytes are shared."""
-    return np.frombuffer(data, _INT32)
+def microseconds(seconds: float) -> int:
+    """A duration as it travels, never below 0."""
+    return min(max(round(seconds * 1e6), 0), 2**63)

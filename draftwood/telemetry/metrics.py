@@ -150,7 +150,7 @@ REFUSED_TREES = _counter("verify", "refused_trees", "Trees refused by the drafte
 STALE_TREES = _counter(
     "verify",
     "stale_trees",
-    "Results dropped as stale, by cause: late (after the deadline), mismatched (another epoch or base length).",
+    "Results dropped as stale, by cause: late (after the deadline), mismatched (another epoch, base length or root).",
     "cause",
 )
 DRAFTER_STATE = _gauge(

@@ -26,39 +26,39 @@ from draftwood.v1 import sampling_pb2 as draftwood_dot_v1_dot_sampling__pb2
 from draftwood.v1 import tree_pb2 as draftwood_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64raftwood/v1/draft.proto\x12\x0c\x64raftwood.v1\x1a\x1b\x64raftwood/v1/sampling.proto\x1a\x17\x64raftwood/v1/tree.proto\"\x16\n\x14GetDraftModelRequest\"f\n\x15GetDraftModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.draftwood.v1.DraftModel\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07version\x18\x03 \x01(\t\"\x81\x02\n\nDraftModel\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x11\n\tmax_depth\x18\x03 \x01(\r\x12\x18\n\x10target_layer_ids\x18\x04 \x03(\r\x12\x15\n\rmask_token_id\x18\x05 \x01(\r\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x16\n\x0etokenizer_hash\x18\x08 \x01(\t\x12\x1b\n\x13projection_checksum\x18\t \x01(\t\x12\x16\n\x0e\x63ontext_window\x18\n \x01(\r\x12\x13\n\x0bmax_context\x18\x0b \x01(\r\"n\n\x0b\x43ontextRows\x12\r\n\x05start\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0c\x12+\n\x06\x66ormat\x18\x04 \x01(\x0e\x32\x1b.draftwood.v1.FeatureFormat\"\xa9\x01\n\x0c\x44raftRequest\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12.\n\tsequences\x18\x03 \x03(\x0b\x32\x1b.draftwood.v1.DraftSequence\x12\x1b\n\x13\x63losed_sequence_ids\x18\x04 \x03(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_us\x18\x05 \x01(\x04\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\"\xe4\x01\n\rDraftSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12*\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x19.draftwood.v1.ContextRows\x12\x15\n\rroot_token_id\x18\x05 \x01(\r\x12\'\n\x04tree\x18\x06 \x01(\x0b\x32\x19.draftwood.v1.TreeOptions\x12.\n\x08sampling\x18\x07 \x01(\x0b\x32\x1c.draftwood.v1.SamplingParams\"\x80\x01\n\rDraftResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07results\x18\x02 \x03(\x0b\x32\x19.draftwood.v1.DraftResult\x12\x0f\n\x07\x62usy_us\x18\x03 \x01(\x04\x12\x10\n\x08\x64raft_us\x18\x04 \x01(\x04\x12\x0f\n\x07tree_us\x18\x05 \x01(\x04\"\xd7\x01\n\x0b\x44raftResult\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\'\n\x04tree\x18\x04 \x01(\x0b\x32\x17.draftwood.v1.DraftTreeH\x00\x12(\n\x07refusal\x18\x05 \x01(\x0b\x32\x15.draftwood.v1.RefusalH\x00\x12\x31\n\ncandidates\x18\x06 \x01(\x0b\x32\x1d.draftwood.v1.DepthCandidatesB\t\n\x07outcome\"_\n\x07Refusal\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.draftwood.v1.RefusalReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\"\x88\x01\n\x0ePrefillRequest\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12*\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x19.draftwood.v1.ContextRows\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\"#\n\x0fPrefillResponse\x12\x10\n\x08num_rows\x18\x01 \x01(\x04*h\n\rFeatureFormat\x12\x1e\n\x1a\x46\x45\x41TURE_FORMAT_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46\x45\x41TURE_FORMAT_BFLOAT16\x10\x01\x12\x1a\n\x16\x46\x45\x41TURE_FORMAT_FLOAT32\x10\x02*\xce\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19REFUSAL_REASON_CACHE_FULL\x10\x01\x12%\n!REFUSAL_REASON_CONTEXT_INCOMPLETE\x10\x02\x12\x1e\n\x1aREFUSAL_REASON_UNSUPPORTED\x10\x03\x12\x1b\n\x17REFUSAL_REASON_DEADLINE\x10\x04\x12\x1a\n\x16REFUSAL_REASON_INVALID\x10\x05\x32\xf8\x01\n\x0c\x44raftService\x12X\n\rGetDraftModel\x12\".draftwood.v1.GetDraftModelRequest\x1a#.draftwood.v1.GetDraftModelResponse\x12\x44\n\x05\x44raft\x12\x1a.draftwood.v1.DraftRequest\x1a\x1b.draftwood.v1.DraftResponse(\x01\x30\x01\x12H\n\x07Prefill\x12\x1c.draftwood.v1.PrefillRequest\x1a\x1d.draftwood.v1.PrefillResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64raftwood/v1/draft.proto\x12\x0c\x64raftwood.v1\x1a\x1b\x64raftwood/v1/sampling.proto\x1a\x17\x64raftwood/v1/tree.proto\"\x16\n\x14GetDraftModelRequest\"f\n\x15GetDraftModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.draftwood.v1.DraftModel\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07version\x18\x03 \x01(\t\"\xb2\x02\n\nDraftModel\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x11\n\tmax_depth\x18\x03 \x01(\r\x12\x18\n\x10target_layer_ids\x18\x04 \x03(\r\x12\x15\n\rmask_token_id\x18\x05 \x01(\r\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x16\n\x0etokenizer_hash\x18\x08 \x01(\t\x12\x1b\n\x13projection_checksum\x18\t \x01(\t\x12\x16\n\x0e\x63ontext_window\x18\n \x01(\r\x12\x13\n\x0bmax_context\x18\x0b \x01(\r\x12\x18\n\x10protocol_version\x18\x0c \x01(\r\x12\x15\n\rnoise_version\x18\r \x01(\r\"l\n\x0b\x43ontextRows\x12\r\n\x05start\x18\x01 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0c\x12+\n\x06\x66ormat\x18\x04 \x01(\x0e\x32\x1b.draftwood.v1.FeatureFormatJ\x04\x08\x02\x10\x03R\ttoken_ids\"\xa9\x01\n\x0c\x44raftRequest\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12.\n\tsequences\x18\x03 \x03(\x0b\x32\x1b.draftwood.v1.DraftSequence\x12\x1b\n\x13\x63losed_sequence_ids\x18\x04 \x03(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_us\x18\x05 \x01(\x04\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\"\xe4\x01\n\rDraftSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12*\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x19.draftwood.v1.ContextRows\x12\x15\n\rroot_token_id\x18\x05 \x01(\r\x12\'\n\x04tree\x18\x06 \x01(\x0b\x32\x19.draftwood.v1.TreeOptions\x12.\n\x08sampling\x18\x07 \x01(\x0b\x32\x1c.draftwood.v1.SamplingParams\"\x80\x01\n\rDraftResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07results\x18\x02 \x03(\x0b\x32\x19.draftwood.v1.DraftResult\x12\x0f\n\x07\x62usy_us\x18\x03 \x01(\x04\x12\x10\n\x08\x64raft_us\x18\x04 \x01(\x04\x12\x0f\n\x07tree_us\x18\x05 \x01(\x04\"\xee\x01\n\x0b\x44raftResult\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\'\n\x04tree\x18\x04 \x01(\x0b\x32\x17.draftwood.v1.DraftTreeH\x00\x12(\n\x07refusal\x18\x05 \x01(\x0b\x32\x15.draftwood.v1.RefusalH\x00\x12\x31\n\ncandidates\x18\x06 \x01(\x0b\x32\x1d.draftwood.v1.DepthCandidates\x12\x15\n\rroot_token_id\x18\x07 \x01(\rB\t\n\x07outcome\"_\n\x07Refusal\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.draftwood.v1.RefusalReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\"\x88\x01\n\x0ePrefillRequest\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12*\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x19.draftwood.v1.ContextRows\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\"#\n\x0fPrefillResponse\x12\x10\n\x08num_rows\x18\x01 \x01(\x04*h\n\rFeatureFormat\x12\x1e\n\x1a\x46\x45\x41TURE_FORMAT_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46\x45\x41TURE_FORMAT_BFLOAT16\x10\x01\x12\x1a\n\x16\x46\x45\x41TURE_FORMAT_FLOAT32\x10\x02*\xce\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19REFUSAL_REASON_CACHE_FULL\x10\x01\x12%\n!REFUSAL_REASON_CONTEXT_INCOMPLETE\x10\x02\x12\x1e\n\x1aREFUSAL_REASON_UNSUPPORTED\x10\x03\x12\x1b\n\x17REFUSAL_REASON_DEADLINE\x10\x04\x12\x1a\n\x16REFUSAL_REASON_INVALID\x10\x05\x32\xf8\x01\n\x0c\x44raftService\x12X\n\rGetDraftModel\x12\".draftwood.v1.GetDraftModelRequest\x1a#.draftwood.v1.GetDraftModelResponse\x12\x44\n\x05\x44raft\x12\x1a.draftwood.v1.DraftRequest\x1a\x1b.draftwood.v1.DraftResponse(\x01\x30\x01\x12H\n\x07Prefill\x12\x1c.draftwood.v1.PrefillRequest\x1a\x1d.draftwood.v1.PrefillResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'draftwood.v1.draft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FEATUREFORMAT']._serialized_start=1621
-  _globals['_FEATUREFORMAT']._serialized_end=1725
-  _globals['_REFUSALREASON']._serialized_start=1728
-  _globals['_REFUSALREASON']._serialized_end=1934
+  _globals['_FEATUREFORMAT']._serialized_start=1691
+  _globals['_FEATUREFORMAT']._serialized_end=1795
+  _globals['_REFUSALREASON']._serialized_start=1798
+  _globals['_REFUSALREASON']._serialized_end=2004
   _globals['_GETDRAFTMODELREQUEST']._serialized_start=96
   _globals['_GETDRAFTMODELREQUEST']._serialized_end=118
   _globals['_GETDRAFTMODELRESPONSE']._serialized_start=120
   _globals['_GETDRAFTMODELRESPONSE']._serialized_end=222
   _globals['_DRAFTMODEL']._serialized_start=225
-  _globals['_DRAFTMODEL']._serialized_end=482
-  _globals['_CONTEXTROWS']._serialized_start=484
-  _globals['_CONTEXTROWS']._serialized_end=594
-  _globals['_DRAFTREQUEST']._serialized_start=597
-  _globals['_DRAFTREQUEST']._serialized_end=766
-  _globals['_DRAFTSEQUENCE']._serialized_start=769
-  _globals['_DRAFTSEQUENCE']._serialized_end=997
-  _globals['_DRAFTRESPONSE']._serialized_start=1000
-  _globals['_DRAFTRESPONSE']._serialized_end=1128
-  _globals['_DRAFTRESULT']._serialized_start=1131
-  _globals['_DRAFTRESULT']._serialized_end=1346
-  _globals['_REFUSAL']._serialized_start=1348
-  _globals['_REFUSAL']._serialized_end=1443
-  _globals['_PREFILLREQUEST']._serialized_start=1446
-  _globals['_PREFILLREQUEST']._serialized_end=1582
-  _globals['_PREFILLRESPONSE']._serialized_start=1584
-  _globals['_PREFILLRESPONSE']._serialized_end=1619
-  _globals['_DRAFTSERVICE']._serialized_start=1937
-  _globals['_DRAFTSERVICE']._serialized_end=2185
+  _globals['_DRAFTMODEL']._serialized_end=531
+  _globals['_CONTEXTROWS']._serialized_start=533
+  _globals['_CONTEXTROWS']._serialized_end=641
+  _globals['_DRAFTREQUEST']._serialized_start=644
+  _globals['_DRAFTREQUEST']._serialized_end=813
+  _globals['_DRAFTSEQUENCE']._serialized_start=816
+  _globals['_DRAFTSEQUENCE']._serialized_end=1044
+  _globals['_DRAFTRESPONSE']._serialized_start=1047
+  _globals['_DRAFTRESPONSE']._serialized_end=1175
+  _globals['_DRAFTRESULT']._serialized_start=1178
+  _globals['_DRAFTRESULT']._serialized_end=1416
+  _globals['_REFUSAL']._serialized_start=1418
+  _globals['_REFUSAL']._serialized_end=1513
+  _globals['_PREFILLREQUEST']._serialized_start=1516
+  _globals['_PREFILLREQUEST']._serialized_end=1652
+  _globals['_PREFILLRESPONSE']._serialized_start=1654
+  _globals['_PREFILLRESPONSE']._serialized_end=1689
+  _globals['_DRAFTSERVICE']._serialized_start=2007
+  _globals['_DRAFTSERVICE']._serialized_end=2255
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DraftServiceStub:
-    """Drafts for one verify engine a stream.
+    """Drafts for one verify engine per stream.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class DraftServiceStub:
 
 
 class DraftServiceServicer:
-    """Drafts for one verify engine a stream.
+    """Drafts for one verify engine per stream.
     """
 
     def GetDraftModel(self, request, context):
@@ -64,8 +64,8 @@ class DraftServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Draft(self, request_iterator, context):
-        """One long-lived stream a verify engine, one message a step for the whole batch, answered in order. The stream owns
-        the sequences opened on it: when it ends, their context caches are freed.
+        """One long-lived stream per verify engine, one message per step for the whole batch, answered in order. The stream
+        owns the sequences opened on it: when it ends, their context caches are freed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,7 +106,7 @@ def add_DraftServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DraftService:
-    """Drafts for one verify engine a stream.
+    """Drafts for one verify engine per stream.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ class _AlgorithmEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Algorithm.V
     ALGORITHM_UNSPECIFIED: _Algorithm.ValueType  # 0
     """The server's default."""
     ALGORITHM_NONE: _Algorithm.ValueType  # 1
-    """Autoregressive: no drafts, one token a step."""
+    """Autoregressive: no drafts, one token per step."""
     ALGORITHM_DFLASH: _Algorithm.ValueType  # 2
     """Linear: the drafter's most likely chain."""
     ALGORITHM_DDTREE: _Algorithm.ValueType  # 3
@@ -38,7 +38,7 @@ class Algorithm(_Algorithm, metaclass=_AlgorithmEnumTypeWrapper):
 ALGORITHM_UNSPECIFIED: Algorithm.ValueType  # 0
 """The server's default."""
 ALGORITHM_NONE: Algorithm.ValueType  # 1
-"""Autoregressive: no drafts, one token a step."""
+"""Autoregressive: no drafts, one token per step."""
 ALGORITHM_DFLASH: Algorithm.ValueType  # 2
 """Linear: the drafter's most likely chain."""
 ALGORITHM_DDTREE: Algorithm.ValueType  # 3
@@ -94,7 +94,7 @@ class DepthCandidates(_message.Message):
     num_depths: _builtins.int
     """Depths covered: 1 to num_depths."""
     width: _builtins.int
-    """Candidates a depth."""
+    """Candidates per depth."""
     token_ids: _builtins.bytes
     """int32 token ids, shape [num_depths, width], likeliest first."""
     log_probs: _builtins.bytes
@@ -131,11 +131,11 @@ class TreeOptions(_message.Message):
     tree_budget: _builtins.int
     """Largest number of nodes, the root not counted. Range [1, 255]. A chain is cut to the drafter's largest depth."""
     width_cap: _builtins.int
-    """Largest number of candidates a depth. Range [1, 64]."""
+    """Largest number of candidates per depth. Range [1, 64]."""
     spine: _builtins.bool
     """Whether the whole likeliest chain goes in before the best-first search starts."""
     num_candidates: _builtins.int
-    """Candidates a depth to send back as DepthCandidates; 0 sends none. Range [0, 64]."""
+    """Candidates per depth to send back as DepthCandidates; 0 sends none. Range [0, 64]."""
     def __init__(
         self,
         *,

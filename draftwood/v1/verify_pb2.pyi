@@ -33,8 +33,6 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """A stop token; it is the last token sent."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """max_new_tokens or the context's end."""
-    FINISH_REASON_ABORTED: _FinishReason.ValueType  # 3
-    """Taken back by the service (shutdown)."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why an answer ended."""
@@ -45,8 +43,6 @@ FINISH_REASON_STOP: FinishReason.ValueType  # 1
 """A stop token; it is the last token sent."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_new_tokens or the context's end."""
-FINISH_REASON_ABORTED: FinishReason.ValueType  # 3
-"""Taken back by the service (shutdown)."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -723,7 +719,7 @@ class GetLoadResponse(_message.Message):
     rejected_trees: _builtins.int
     """Trees refused as malformed since the start."""
     stale_trees: _builtins.int
-    """Results dropped as stale since the start: for another epoch or base length, or after their deadline."""
+    """Results dropped as stale since the start: for another epoch, base length or root, or after their deadline."""
     fallback_steps: _builtins.int
     """Steps that a draft was wanted for and not to be had, since the start."""
     steps: _builtins.int

@@ -250,8 +250,6 @@ def _chunk(message: verify_pb2.TokenChunk) -> Chunk:
 
 
 def _finished(message: verify_pb2.GenerateFinished) -> Finished:
-    if message.reason == verify_pb2.FINISH_REASON_ABORTED:
-        raise UnavailableError("the verify service took the request back", retry_after_s=RETRY_AFTER_S)
     stats = message.stats
     return Finished(
         is_stop=message.reason == verify_pb2.FINISH_REASON_STOP,

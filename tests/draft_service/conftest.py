@@ -2,22 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from draft_service.build import DraftServer, LoadedDrafter, warm_up
+from draft_service.build import warm_up
 from draft_service.draft.drafter import Drafter
 from draft_service.model.config import read_drafter_config
 from draft_service.model.draft_model import DraftModel
 from draft_service.model.tensors import load_drafter_tensors, load_target_tensors
+from draft_service.server import DraftServer
 from draftwood.rpc.conventions import open_channel
-from draftwood.v1 import draft_pb2
 from tests.draft_service.plain_dflash import write_pair
-from tests.draft_service.served import Running
+from tests.draft_service.served import Running, service_of
 
 MakeDrafter = Callable[..., tuple[Drafter, Path, Path]]
 
@@ -52,12 +51,9 @@ def make_drafter(tmp_path: Path) -> MakeDrafter:
 @pytest.fixture
 async def running(make_drafter: MakeDrafter) -> AsyncIterator[Running]:
     drafter, _, _ = make_drafter()
-    handshake = draft_pb2.GetDraftModelResponse(model=draft_pb2.DraftModel(model_id="tiny"), incarnation=5)
-    worker = ThreadPoolExecutor(1)
-    await asyncio.get_running_loop().run_in_executor(worker, warm_up, drafter)
-    server = await DraftServer(LoadedDrafter(drafter, handshake, "float32", 1), worker, lease_s=0.3).start(
-        "127.0.0.1", 0
-    )
+    service = service_of(drafter)
+    await asyncio.get_running_loop().run_in_executor(service.worker, warm_up, drafter)
+    server = await DraftServer(service, lease_s=0.3).start("127.0.0.1", 0)
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
-        yield Running(drafter, server, worker, channel)
+        yield Running(service, server, channel)
     await server.stop(0)

@@ -4,12 +4,21 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 
-from draft_service.build import DraftServer
+from draft_service.api.codec import DrafterFacts
+from draft_service.build import Service
 from draft_service.draft.drafter import Drafter
+from draft_service.server import DraftServer
+from draftwood.security.security import OPEN
 from draftwood.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
+
+
+def service_of(drafter: Drafter) -> Service:
+    """A service as `build` makes it, of a drafter that is there."""
+    facts = DrafterFacts("tiny", drafter.config, drafter.cache.max_context, "aa", "bb", incarnation=5)
+    return Service(drafter, ThreadPoolExecutor(1), facts, OPEN, "tiny")
+
 
 ROWS = torch.randn(40, 48, generator=torch.Generator().manual_seed(0))
 FLOAT32 = draft_pb2.FEATURE_FORMAT_FLOAT32
@@ -18,8 +27,8 @@ FLOAT32 = draft_pb2.FEATURE_FORMAT_FLOAT32
 class Running:
     """A served drafter with a client."""
 
-    def __init__(self, drafter: Drafter, server: DraftServer, worker: ThreadPoolExecutor, channel: Any) -> None:
-        self.drafter, self.server, self.worker, self.channel = drafter, server, worker, channel
+    def __init__(self, service: Service, server: DraftServer, channel: Any) -> None:
+        self.drafter, self.worker, self.server, self.channel = service.drafter, service.worker, server, channel
         self.stub: Any = draft_pb2_grpc.DraftServiceStub(channel)
 
     async def until_free(self, slots: int) -> None:
@@ -35,9 +44,7 @@ def rows(start: int, end: int, kind: str = "f4") -> draft_pb2.ContextRows:
     part = ROWS[start:end]
     data = part.numpy().tobytes() if kind == "f4" else part.bfloat16().view(torch.int16).numpy().tobytes()
     names = {"f4": draft_pb2.FEATURE_FORMAT_FLOAT32, "bf": draft_pb2.FEATURE_FORMAT_BFLOAT16}
-    return draft_pb2.ContextRows(
-        start=start, token_ids=np.arange(end - start, dtype="<i4").tobytes(), features=data, format=names[kind]
-    )
+    return draft_pb2.ContextRows(start=start, features=data, format=names[kind])
 
 
 def options(**values: Any) -> tree_pb2.TreeOptions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draft_service.build import load
+from draft_service.build import build
 from draft_service.memory_plan import plan
 from draft_service.model.draft_model import DraftModel
 from draftwood.config import DraftConfig
@@ -10,7 +10,9 @@ from draftwood.config import DraftConfig
 
 def test_a_plan_is_what_the_service_allocates() -> None:
     config = DraftConfig(compile=False, dtype="float32", max_batch=3, max_context=100)
-    sizes, drafter = plan(config), load(config).drafter
+    sizes, service = plan(config), build(config)
+    service.worker.shutdown()
+    drafter = service.drafter
     assert sizes["context cache"] == drafter.cache.keys.nbytes + drafter.cache.values.nbytes
     held = _bytes(drafter.model)
     assert abs(sizes["weights"] - held) < 0.01 * held

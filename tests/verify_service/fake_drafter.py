@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import grpc
-import numpy as np
 
+from draftwood.noise import NOISE_VERSION
 from draftwood.rpc.conventions import SERVER_OPTIONS
-from draftwood.rpc.wire import tree_to_wire
+from draftwood.rpc.wire import PROTOCOL_VERSION, tree_to_wire
 from draftwood.tree import DraftTree
 from draftwood.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
 
@@ -30,6 +30,8 @@ MODEL: dict[str, Any] = {
     "projection_checksum": "bb",
     "context_window": 0,
     "max_context": 4096,
+    "protocol_version": PROTOCOL_VERSION,
+    "noise_version": NOISE_VERSION,
 }
 
 
@@ -39,6 +41,7 @@ def result(sequence: draft_pb2.DraftSequence, **changes: Any) -> draft_pb2.Draft
         "sequence_id": sequence.sequence_id,
         "epoch": sequence.epoch,
         "base_length": sequence.base_length,
+        "root_token_id": sequence.root_token_id,
     }
     return draft_pb2.DraftResult(**(values | changes))
 
@@ -58,36 +61,37 @@ def refusal(sequence: draft_pb2.DraftSequence, reason: Any, **details: Any) -> d
     return result(sequence, refusal=draft_pb2.Refusal(reason=reason, message="because", **details))
 
 
+def num_rows(context: draft_pb2.ContextRows, hidden_size: int = 6) -> int:
+    """Rows that a message brings."""
+    size = hidden_size * (4 if context.format == draft_pb2.FEATURE_FORMAT_FLOAT32 else 2)
+    assert len(context.features) % size == 0
+    return len(context.features) // size
+
+
 class Cache:
     """Rows by position of each sequence, contiguous from 0 on."""
 
     def __init__(self, hidden_size: int) -> None:
         self.hidden_size = hidden_size
-        self.rows: dict[int, tuple[int, list[tuple[int, bytes]]]] = {}  # id → epoch, (token, feature row)
+        self.rows: dict[int, tuple[int, list[bytes]]] = {}  # id → epoch, feature rows
         self.lock = threading.Lock()
 
     def take(self, sequence_id: int, epoch: int, context: draft_pb2.ContextRows) -> int:
         """Appends what continues the cache; returns its length."""
         with self.lock:
-            held, rows = self.rows.get(sequence_id, (0, list[tuple[int, bytes]]()))
+            held, rows = self.rows.get(sequence_id, (0, list[bytes]()))
             if held != epoch:
-                rows = list[tuple[int, bytes]]()
+                rows = list[bytes]()
             size = self.hidden_size * (4 if context.format == draft_pb2.FEATURE_FORMAT_FLOAT32 else 2)
-            tokens = np.frombuffer(context.token_ids, "<i4").tolist()
-            assert len(context.features) == size * len(tokens)
-            for i, token in enumerate(tokens):
+            for i in range(num_rows(context, self.hidden_size)):
                 if context.start + i == len(rows):
-                    rows.append((token, context.features[i * size : (i + 1) * size]))
+                    rows.append(context.features[i * size : (i + 1) * size])
             self.rows[sequence_id] = epoch, rows
             return len(rows)
 
-    def tokens(self, sequence_id: int) -> list[int]:
-        """Token ids held."""
-        return [token for token, _ in self.rows[sequence_id][1]]
-
     def features(self, sequence_id: int) -> bytes:
         """Feature rows held."""
-        return b"".join(row for _, row in self.rows[sequence_id][1])
+        return b"".join(self.rows[sequence_id][1])
 
 
 class FakeDrafter(draft_pb2_grpc.DraftServiceServicer):
@@ -179,4 +183,6 @@ class FakeDrafter(draft_pb2_grpc.DraftServiceServicer):
         for chunk in chunks:
             self.cache.take(chunk.sequence_id, chunk.epoch, chunk.context)
         self.prefilled.put(chunks)
-        return draft_pb2.PrefillResponse(num_rows=sum(len(chunk.context.token_ids) // 4 for chunk in chunks))
+        return draft_pb2.PrefillResponse(
+            num_rows=sum(num_rows(chunk.context, self.cache.hidden_size) for chunk in chunks)
+        )

@@ -38,7 +38,7 @@ def test_no_step_of_it_is_a_fallback(service: Service, asked: Any) -> None:
     stats = answer.stats
     service.engine.stop()
     assert (stats.num_steps, stats.num_fallback_steps) == (3, 0)
-    said = parse(Telemetry(service).instruments.exposition())
+    said = parse(Telemetry(service.engine, service.client).instruments.exposition())
     kinds = {kind: value(said, "draftwood_sequence_steps_total", kind=kind) for kind in ("plain", "fallback")}
     assert kinds == {"plain": 3, "fallback": 0}
     assert value(said, "draftwood_drafter_state", state="none") == 1

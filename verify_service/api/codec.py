@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from draftwood.errors import InvalidRequestError
-from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, sampling_from_wire, tree_to_wire
+from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, microseconds, sampling_from_wire, tree_to_wire
 from draftwood.telemetry import MAX_TRACEPARENT
 from draftwood.v1 import tree_pb2, verify_pb2
 from verify_service.api.defaults import Defaults
@@ -121,12 +121,12 @@ def _trace_to_wire(trace: Trace) -> verify_pb2.StepTrace:
         root_token_id=trace.tree.token_ids[0],
         tree=tree_to_wire(trace.tree),
         accepted_path=trace.path,
-        draft_us=_us(times.draft),
-        tree_us=_us(times.tree),
-        verify_us=_us(times.verify),
-        accept_us=_us(times.accept),
-        commit_us=_us(times.commit),
-        drafter_busy_us=_us(times.drafter_busy),
+        draft_us=microseconds(times.draft),
+        tree_us=microseconds(times.tree),
+        verify_us=microseconds(times.verify),
+        accept_us=microseconds(times.accept),
+        commit_us=microseconds(times.commit),
+        drafter_busy_us=microseconds(times.drafter_busy),
         shadow_path=trace.shadow_path,
     )
 
@@ -143,19 +143,15 @@ def _stats_to_wire(stats: Stats) -> verify_pb2.GenerateStats:
         num_fallback_steps=stats.num_fallback_steps,
         accepted_histogram=stats.accepted_histogram,
         drafted_by_depth=stats.drafted_by_depth,
-        queue_us=_us(stats.queue_s),
-        prefill_us=_us(stats.prefill_s),
-        decode_us=_us(stats.decode_s),
-        draft_us=_us(stats.draft_s),
-        tree_us=_us(stats.tree_s),
-        verify_us=_us(stats.verify_s),
-        accept_us=_us(stats.accept_s),
-        commit_us=_us(stats.commit_s),
-        drafter_busy_us=_us(stats.drafter_busy_s),
-        transport_p50_us=_us(transport),
+        queue_us=microseconds(stats.queue_s),
+        prefill_us=microseconds(stats.prefill_s),
+        decode_us=microseconds(stats.decode_s),
+        draft_us=microseconds(stats.draft_s),
+        tree_us=microseconds(stats.tree_s),
+        verify_us=microseconds(stats.verify_s),
+        accept_us=microseconds(stats.accept_s),
+        commit_us=microseconds(stats.commit_s),
+        drafter_busy_us=microseconds(stats.drafter_busy_s),
+        transport_p50_us=microseconds(transport),
         shadow_tree_tokens=stats.num_shadow_accepted,
     )
-
-
-def _us(seconds: float) -> int:
-    return min(max(round(seconds * 1e6), 0), 2**63)

@@ -1,4 +1,4 @@
-"""Told what becomes of a request on its way through the servicer."""
+"""What is called with what becomes of a request on its way through the servicer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verify_service.core.request import Request
 
 
 class RequestHooks:
-    """Of one call, on the event loop; this one does not care."""
+    """For one call of Generate, on the event loop. These do nothing; telemetry overrides them."""
 
     def received(self, request: Request) -> Request:
         """The request is in order; returned as it goes to the engine."""

@@ -19,6 +19,7 @@ from verify_service.api.request_hooks import RequestHooks
 from verify_service.core.events import Event, Failed, Finished, Started, Tokens
 from verify_service.core.request import Request, check_request
 from verify_service.draft.client import DraftClient
+from verify_service.draft.types import DroppedResults
 from verify_service.engine.engine import Engine
 
 
@@ -54,7 +55,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         request: verify_pb2.GetTargetModelRequest,
         context: grpc.aio.ServicerContext[verify_pb2.GetTargetModelRequest, verify_pb2.GetTargetModelResponse],
     ) -> verify_pb2.GetTargetModelResponse:
-        link = self.client.link if self.client is not None else None
+        stream = self.client.stream if self.client is not None else None
         return verify_pb2.GetTargetModelResponse(
             model=self.facts.model,
             incarnation=self.facts.incarnation,
@@ -64,7 +65,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             max_tree_budget=self.defaults.limits.max_tree_budget,
             max_batch=self.engine.scheduler.max_batch,
             drafter_status=self.drafter_status,
-            draft_model_id=link.facts.model_id if link is not None else "",
+            draft_model_id=stream.facts.model_id if stream is not None else "",
         )
 
     async def GetLoad(
@@ -72,7 +73,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         request: verify_pb2.GetLoadRequest,
         context: grpc.aio.ServicerContext[verify_pb2.GetLoadRequest, verify_pb2.GetLoadResponse],
     ) -> verify_pb2.GetLoadResponse:
-        scheduler, client = self.engine.scheduler, self.client
+        scheduler = self.engine.scheduler
+        dropped = self.client.dropped if self.client is not None else DroppedResults()
         return verify_pb2.GetLoadResponse(
             num_running=len(scheduler.active),
             num_queued=len(scheduler.waiting),
@@ -81,8 +83,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             slots_used=scheduler.slots.num_used,
             slots_total=scheduler.slots.num_slots,
             drafter_status=self.drafter_status,
-            rejected_trees=client.rejected_trees if client is not None else 0,
-            stale_trees=client.stale_trees if client is not None else 0,
+            rejected_trees=dropped.rejected,
+            stale_trees=dropped.stale,
             fallback_steps=self.engine.runner.observer.totals.fallback_steps,
             steps=self.engine.num_steps,
             peak_memory_bytes=peak_memory_bytes(),

@@ -46,7 +46,7 @@ class SequenceState:
     error: DraftwoodError | None = None  # what prefill met; the request ends with it
 
     # What the drafter holds.
-    link_id: int = 0
+    stream_id: int = 0  # of the stream that it was opened on last
     epoch: int = 0
     rows_sent: int = 0
     is_draftable: bool = True

@@ -11,17 +11,20 @@ from itertools import pairwise
 import torch
 
 from draftwood.tree import MAX_TREE_BUDGET, DraftTree
+from draftwood.tree_options import TreeOptions
 from verify_service.cache.pools import Pools
 from verify_service.core.request import Request
 from verify_service.core.sequence import SequenceState
 from verify_service.draft.client import DraftClient
 from verify_service.draft.stream import DraftStream
-from verify_service.draft.types import ContextRows, DraftJob, DraftOutcome, Fallback, RefusalReason
+from verify_service.draft.types import ContextRows, DraftAnswer, DraftJob, Fallback, Refusal, RefusalReason
 
 log = logging.getLogger(__name__)
 
-MAX_INLINE_BYTES = 512 << 10  # larger contexts go ahead on the Prefill stream
+MAX_INLINE_BYTES = 512 << 10  # larger contexts go ahead on a Prefill call
 MAX_CHUNK_BYTES = 768 << 10
+
+Cause = Fallback | RefusalReason  # why a sequence gets no tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +47,35 @@ class DraftCoordinator:
         self.client, self.pools, self.timeout_s = client, pools, timeout_s
         self._closed: list[int] = []
         # Since the start, by cause: steps of sequences that had to do without a draft, trees that were refused.
-        self.fallbacks: dict[Fallback | RefusalReason, int] = dict.fromkeys((*Fallback, *RefusalReason), 0)
+        self.fallbacks: dict[Cause, int] = dict.fromkeys((*Fallback, *RefusalReason), 0)
         self.refused_trees: dict[RefusalReason, int] = dict.fromkeys(RefusalReason, 0)
 
     @property
-    def link(self) -> DraftStream | None:
+    def stream(self) -> DraftStream | None:
         """The open stream, if there is one."""
-        link = self.client.link if self.client is not None else None
-        return link if link is not None and not link.is_broken else None
+        stream = self.client.stream if self.client is not None else None
+        return stream if stream is not None and not stream.is_broken else None
 
     def close(self, sequence: SequenceState) -> None:
         """Frees what the drafter holds for an ended sequence, with the next message."""
-        link = self.link
-        if link is not None and sequence.link_id == link.link_id:
-            link.end_prefill(sequence.sequence_id)
+        stream = self.stream
+        if stream is not None and sequence.stream_id == stream.stream_id:
+            stream.end_prefill(sequence.sequence_id)
             self._closed.append(sequence.sequence_id)
 
     def flush(self) -> None:
         """Sends closed ids where no step will carry them: an engine without work has no other occasion for it."""
-        link = self.link
-        if link is None:
+        stream = self.stream
+        if stream is None:
             self._closed.clear()
         elif self._closed:
-            link.send((), self._take_closed(), 0.0)
+            stream.tell_closed(self._take_closed())
 
     def draft(self, sequences: Sequence[SequenceState], traceparent: str = "") -> Drafts:
         """One exchange for the batch; whatever fails leaves sequences without a tree. The drafter's span belongs to
         `traceparent`."""
         wanting = [s for s in sequences if s.wants_draft]
-        causes: dict[int, Fallback | RefusalReason] = {}
+        causes: dict[int, Cause] = {}
         drafts = self._exchange(wanting, traceparent, causes)
         for s in wanting:
             tree = drafts.trees.get(s.sequence_id)
@@ -80,122 +83,111 @@ class DraftCoordinator:
                 self.fallbacks[causes.get(s.sequence_id, Fallback.EMPTY)] += 1
         return drafts
 
-    def _exchange(
-        self, wanting: Sequence[SequenceState], traceparent: str, causes: dict[int, Fallback | RefusalReason]
-    ) -> Drafts:
+    def _exchange(self, wanting: Sequence[SequenceState], traceparent: str, causes: dict[int, Cause]) -> Drafts:
         """Writes into `causes` why sequences get no tree."""
-
-        def none_for(cause: Fallback) -> None:
-            for s in wanting:
-                causes.setdefault(s.sequence_id, cause)
-
-        started, link = time.perf_counter(), self.link
-        if link is None or self.client is None or link.is_busy:
-            none_for(Fallback.ABSENT if link is None else Fallback.BUSY)
+        started, stream = time.perf_counter(), self.stream
+        if stream is None or stream.is_busy:
+            cause = Fallback.ABSENT if stream is None else Fallback.BUSY
+            causes |= dict.fromkeys((s.sequence_id for s in wanting), cause)
             return NO_DRAFTS
-        jobs = [job for s in wanting if (job := self._job(s, link, causes)) is not None]
+        jobs: list[DraftJob] = []
+        asked: list[SequenceState] = []
+        for sequence in wanting:
+            job = self._job(sequence, stream)
+            if isinstance(job, DraftJob):
+                jobs.append(job)
+                asked.append(sequence)
+            else:
+                causes[sequence.sequence_id] = job
         if not jobs:
             return NO_DRAFTS
-        sent = time.perf_counter()
-        link.send(jobs, self._take_closed(), self.timeout_s, traceparent)
-        response = link.receive(self.timeout_s)
-        received = time.perf_counter()
-        if response is None:
-            none_for(Fallback.DISCONNECT if link.is_broken else Fallback.TIMEOUT)
-            if not link.is_broken:
+        answer = stream.exchange(jobs, self._take_closed(), self.timeout_s, traceparent)
+        if not isinstance(answer, DraftAnswer):
+            causes |= dict.fromkeys((s.sequence_id for s in asked), answer)
+            if answer is Fallback.TIMEOUT:
                 log.warning("the drafter did not answer within %.0f ms", self.timeout_s * 1e3)
-            return Drafts({}, received - started)
-        answer = self.client.read_answer(response, jobs, link.facts.max_depth)
+            return Drafts({}, time.perf_counter() - started)
         trees: dict[int, DraftTree] = {}
-        by_id = {s.sequence_id: s for s in wanting}
-        for job in jobs:
-            outcome = answer.outcomes[job.sequence_id]
-            if outcome.tree is not None:
-                trees[job.sequence_id] = outcome.tree
-            elif outcome.refused is not None:
-                causes[job.sequence_id] = outcome.refused
-            self._note(by_id[job.sequence_id], outcome)
-        wait = time.perf_counter() - started
-        busy = min(answer.busy, received - sent)  # by the drafter's own word, which cannot be longer than the wait
-        return Drafts(trees, wait, busy, received - sent - busy)
+        for sequence in asked:
+            outcome = answer.outcomes[sequence.sequence_id]
+            if isinstance(outcome, Refusal):
+                causes[sequence.sequence_id] = self._refused(sequence, outcome)
+            else:
+                trees[sequence.sequence_id] = outcome
+                sequence.rows_sent = sequence.base_length
+        return Drafts(trees, time.perf_counter() - started, answer.busy_s, answer.transport_s)
 
     def _take_closed(self) -> list[int]:
         closed, self._closed = self._closed, []
         return closed
 
-    def _job(
-        self, sequence: SequenceState, link: DraftStream, causes: dict[int, Fallback | RefusalReason]
-    ) -> DraftJob | None:
-        """What the drafter must be told; None where the sequence cannot be drafted for now, its cause written down."""
-        if sequence.link_id != link.link_id:  # a new stream knows nothing of it
-            sequence.link_id, sequence.is_draftable = link.link_id, True
+    def _job(self, sequence: SequenceState, stream: DraftStream) -> DraftJob | Cause:
+        """What the drafter must be told, or why the sequence cannot be drafted for now."""
+        if sequence.stream_id != stream.stream_id:  # a new stream knows nothing of it
+            sequence.stream_id, sequence.is_draftable = stream.stream_id, True
             sequence.epoch += 1
             sequence.rows_sent = 0
-        if not sequence.is_draftable or link.is_prefilling(sequence.sequence_id):
-            causes[sequence.sequence_id] = Fallback.PREFILL if sequence.is_draftable else Fallback.UNDRAFTABLE
-            return None
-        if (outcome := link.prefill_refusal(sequence.sequence_id)) is not None:
-            causes[sequence.sequence_id] = outcome.refused or Fallback.UNDRAFTABLE
-            self._note(sequence, outcome)
-            return None
-        window = link.facts.context_window
+        if not sequence.is_draftable:
+            return Fallback.UNDRAFTABLE
+        if stream.is_prefilling(sequence.sequence_id):
+            return Fallback.PREFILL
+        if (refusal := stream.prefill_refusal(sequence.sequence_id)) is not None:
+            return self._refused(sequence, refusal)
+        window, request = stream.facts.context_window, sequence.request
         start = max(sequence.rows_sent, sequence.base_length - window if window else 0)
-        request = sequence.request
         row_bytes = self.pools.features.shape[1] * self.pools.features.element_size()
         if (sequence.base_length - start) * row_bytes > MAX_INLINE_BYTES:
-            causes[sequence.sequence_id] = Fallback.PREFILL
-            self._prefill(sequence, link, start, row_bytes)
-            return None
-        context = self._rows(sequence, start, sequence.base_length) if start < sequence.base_length else None
+            self._prefill(sequence, stream, start, row_bytes)
+            return Fallback.PREFILL
         return DraftJob(
             sequence_id=sequence.sequence_id,
             epoch=sequence.epoch,
             base_length=sequence.base_length,
             root=sequence.root,
-            context=context,
-            algorithm=request.algorithm,
-            tree_budget=_budget(request, link.facts.max_depth),
-            width_cap=request.width_cap,
-            spine=request.spine or request.shadow_linear,
+            context=self._rows(sequence, start, sequence.base_length) if start < sequence.base_length else None,
+            tree=_tree_options(request, stream.facts.max_depth),
             sampling=request.sampling,
         )
 
-    def _prefill(self, sequence: SequenceState, link: DraftStream, start: int, row_bytes: int) -> None:
+    def _prefill(self, sequence: SequenceState, stream: DraftStream, start: int, row_bytes: int) -> None:
         per_chunk = max(MAX_CHUNK_BYTES // row_bytes, 1)
         edges = [*range(start, sequence.base_length, per_chunk), sequence.base_length]
         chunks = [self._rows(sequence, a, b) for a, b in pairwise(edges)]
-        link.prefill(sequence.sequence_id, sequence.epoch, chunks, sequence.request.traceparent)
+        stream.prefill(sequence.sequence_id, sequence.epoch, chunks, sequence.request.traceparent)
         sequence.rows_sent = sequence.base_length
 
     def _rows(self, sequence: SequenceState, start: int, end: int) -> ContextRows:
-        features = self.pools.features[torch.from_numpy(sequence.slots[start:end])].cpu()
+        features = self.pools.features[torch.from_numpy(sequence.slots[start:end])].cpu()  # [P, F]
         if features.dtype == torch.float16:
             features = features.float()
         return ContextRows(
             start=start,
-            token_ids=tuple(sequence.token_at(i) for i in range(start, end)),
             features=features.contiguous().view(torch.uint8).numpy().tobytes(),
             is_bfloat16=features.dtype == torch.bfloat16,
         )
 
-    def _note(self, sequence: SequenceState, outcome: DraftOutcome) -> None:
-        """What an outcome says about the drafter's context cache."""
-        if outcome.refused not in (None, RefusalReason.STALE):  # the client counts those
-            self.refused_trees[outcome.refused] += 1
-        match outcome.refused:
-            case None | RefusalReason.MALFORMED:
+    def _refused(self, sequence: SequenceState, refusal: Refusal) -> RefusalReason:
+        """Counts a refusal and notes what it says about the drafter's context cache; its reason."""
+        if refusal.reason is not RefusalReason.STALE:  # the stream counts those
+            self.refused_trees[refusal.reason] += 1
+        match refusal.reason:
+            case RefusalReason.MALFORMED:
                 sequence.rows_sent = sequence.base_length
             case RefusalReason.CONTEXT_INCOMPLETE:
-                sequence.rows_sent = outcome.context_length
+                sequence.rows_sent = refusal.context_length
             case RefusalReason.CACHE_FULL | RefusalReason.UNSUPPORTED | RefusalReason.INVALID:
-                log.warning("no more drafts for a sequence: %s", outcome.message)
+                log.warning("no more drafts for a sequence: %s", refusal.message)
                 sequence.is_draftable = False
             case RefusalReason.DEADLINE | RefusalReason.STALE:
                 pass
+        return refusal.reason
 
 
-def _budget(request: Request, max_depth: int) -> int:
-    """Nodes to ask for: a chain is as long as the drafter's depth at most; in shadow-linear mode it comes on top."""
+def _tree_options(request: Request, max_depth: int) -> TreeOptions:
+    """A chain is as long as the drafter's depth at most; in shadow-linear mode it comes on top of the tree."""
+    budget = request.tree_budget
     if request.algorithm == "dflash":
-        return min(request.tree_budget, max_depth)
-    return min(request.tree_budget + max_depth, MAX_TREE_BUDGET) if request.shadow_linear else request.tree_budget
+        budget = min(budget, max_depth)
+    elif request.shadow_linear:
+        budget = min(budget + max_depth, MAX_TREE_BUDGET)
+    return TreeOptions(request.algorithm, budget, request.width_cap, request.spine or request.shadow_linear)

@@ -8,18 +8,27 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import grpc
 
-from draftwood.rpc.wire import ALGORITHM_TO_WIRE, int32_to_bytes, sampling_to_wire
-from draftwood.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
-from verify_service.draft.types import ContextRows, DrafterFacts, DraftJob, DraftOutcome, RefusalReason
+from draftwood.v1 import draft_pb2, draft_pb2_grpc
+from verify_service.draft.codec import SequenceWriter, outcomes_from_wire, write_rows
+from verify_service.draft.types import (
+    ContextRows,
+    DraftAnswer,
+    DrafterFacts,
+    DraftJob,
+    DroppedResults,
+    Fallback,
+    Refusal,
+    RefusalReason,
+)
 
 log = logging.getLogger(__name__)
 
 PREFILL_TIMEOUT_S = 60.0
-OVERDUE_S = 15.0  # a drafter that is this late with an answer is given up, and another link is tried
+OVERDUE_S = 15.0  # a drafter that is this late with an answer is given up, and another stream is tried
 
 _METHOD = f"/{draft_pb2.DESCRIPTOR.services_by_name['DraftService'].full_name}/Draft"
 
@@ -33,31 +42,24 @@ _FINAL = {
 
 
 class DraftStream:
-    """Used by the engine's thread, but for `read`. `link_id` tells links apart: a sequence opened on another one has to
-    be opened anew. `on_late` is called with each answer that nobody waits for any more, on gRPC's thread."""
+    """Used by the engine's thread, but for `read`. A sequence that was opened on another stream has to be opened anew,
+    which `stream_id` tells. Results that cannot be used are counted in `dropped`."""
 
-    def __init__(
-        self,
-        link_id: int,
-        facts: DrafterFacts,
-        channel: grpc.Channel,
-        on_late: Callable[[draft_pb2.DraftResponse], None],
-    ) -> None:
-        self.link_id, self.facts, self._on_late = link_id, facts, on_late
-        self._stub = draft_pb2_grpc.DraftServiceStub(channel)
+    def __init__(self, channel: grpc.Channel, facts: DrafterFacts, dropped: DroppedResults) -> None:
         self.stream_id = random.getrandbits(63) | 1
+        self.facts, self._dropped = facts, dropped
+        self.is_broken = False
+        self._stub = draft_pb2_grpc.DraftServiceStub(channel)
         self._requests: queue.SimpleQueue[draft_pb2.DraftRequest | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[draft_pb2.DraftResponse | None] = queue.SimpleQueue()
         self._num_messages = self._step_id = 0  # `_step_id` numbers the last message that asked for trees
         self._lock = threading.Lock()  # for the two below: an answer is either taken or late
         self._outstanding: int | None = None  # the step whose answer has not come
         self._is_overdue = False  # whether its deadline has passed
+        self._sent_at = 0.0
         # Kept, because gRPC cancels a call whose future is collected.
         self._prefills: dict[int, grpc.Future[draft_pb2.PrefillResponse]] = {}
-        self._sent_at = 0.0
-        self.is_broken = False
-        # By sequence id, what stays the same from step to step: made anew, it would be a third of a message's time.
-        self._standing: dict[int, tuple[tuple[object, ...], draft_pb2.DraftSequence]] = {}
+        self._writer = SequenceWriter()
         # Answers are handed over where gRPC's thread decodes them. To take them out of the call, as one does with the
         # stub's, would be another thread's wake-up in every step.
         self.call = channel.stream_stream(
@@ -80,10 +82,11 @@ class DraftStream:
             self.close()
 
     def _take(self, data: bytes) -> draft_pb2.DraftResponse:
+        """On gRPC's thread: hands the answer that is waited for over, and counts one that comes too late."""
         response = draft_pb2.DraftResponse.FromString(data)
         # Answers come in the order of the messages: one that skips the step awaited, or answers none, is no answer.
         if response.step_id > (self._outstanding or self._num_messages):
-            log.warning("step_id is %d in an answer, which no message has: the link ends", response.step_id)
+            log.warning("step_id is %d in an answer, which no message has: the stream ends", response.step_id)
             self.call.cancel()
             return response
         with self._lock:
@@ -93,7 +96,7 @@ class DraftStream:
             if is_awaited:
                 self._answers.put(response)
         if not is_awaited:
-            self._on_late(response)
+            self._dropped.late += len(response.results)
         return response
 
     def close(self) -> None:
@@ -105,22 +108,39 @@ class DraftStream:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer that came too late is still outstanding; one that takes far too long ends the link."""
+        """Whether an answer that came too late is still outstanding; one that takes far too long ends the stream."""
         if self._outstanding is None:
             return False
         if time.monotonic() - self._sent_at > OVERDUE_S and not self.is_broken:
-            log.warning("the drafter has not answered for %.0f s: the link ends", OVERDUE_S)
+            log.warning("the drafter has not answered for %.0f s: the stream ends", OVERDUE_S)
             self.close()
         return True
 
-    def send(self, jobs: Sequence[DraftJob], closed: Sequence[int], deadline_s: float, traceparent: str = "") -> None:
-        """Sends one step, for which the link must not be busy; without jobs it is none, and may go at any time."""
+    def exchange(
+        self, jobs: Sequence[DraftJob], closed: Sequence[int], timeout_s: float, traceparent: str = ""
+    ) -> DraftAnswer | Fallback:
+        """Sends one step, for which the stream must not be busy, and waits for its answer: TIMEOUT where it does not
+        come in time, DISCONNECT where the stream breaks. Also tells of sequences that were closed."""
+        sent_at = time.perf_counter()
+        self._sent_at = time.monotonic()
+        with self._lock:
+            self._step_id = self._outstanding = self._num_messages + 1
+            self._is_overdue = False
+        self._send(jobs, closed, timeout_s, traceparent)
+        response = self._receive(timeout_s)
+        waited_s = time.perf_counter() - sent_at
+        if response is None:
+            return Fallback.DISCONNECT if self.is_broken else Fallback.TIMEOUT
+        busy_s = min(response.busy_us / 1e6, waited_s)  # the drafter's word, which cannot be longer than the wait
+        outcomes = outcomes_from_wire(response.results, jobs, self.facts, self._dropped)
+        return DraftAnswer(outcomes, busy_s, waited_s - busy_s)
+
+    def tell_closed(self, closed: Sequence[int]) -> None:
+        """Tells of closed sequences without a step, at any time."""
+        self._send((), closed, 0.0)
+
+    def _send(self, jobs: Sequence[DraftJob], closed: Sequence[int], deadline_s: float, traceparent: str = "") -> None:
         self._num_messages += 1
-        if jobs:
-            self._sent_at = time.monotonic()
-            with self._lock:
-                self._step_id = self._outstanding = self._num_messages
-                self._is_overdue = False
         request = draft_pb2.DraftRequest(
             stream_id=self.stream_id,
             step_id=self._num_messages,
@@ -129,21 +149,12 @@ class DraftStream:
             traceparent=traceparent,
         )
         for job in jobs:
-            self._write(job, request.sequences.add())
+            self._writer.write(job, request.sequences.add())
         for sequence_id in closed:
-            self._standing.pop(sequence_id, None)
+            self._writer.forget(sequence_id)
         self._requests.put(request)
 
-    def _write(self, job: DraftJob, message: draft_pb2.DraftSequence) -> None:
-        settings, standing = _settings(job), self._standing.get(job.sequence_id)
-        if standing is None or standing[0] != settings:
-            standing = self._standing[job.sequence_id] = settings, _settings_to_wire(job)
-        message.CopyFrom(standing[1])
-        message.epoch, message.base_length, message.root_token_id = job.epoch, job.base_length, job.root
-        if job.context is not None:
-            _write_rows(job.context, message.context)
-
-    def receive(self, timeout_s: float) -> draft_pb2.DraftResponse | None:
+    def _receive(self, timeout_s: float) -> draft_pb2.DraftResponse | None:
         """The answer to the step sent last, or None where it does not come in time."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -161,13 +172,13 @@ class DraftStream:
             return None
 
     def prefill(self, sequence_id: int, epoch: int, chunks: Sequence[ContextRows], traceparent: str = "") -> None:
-        """Sends a prompt's context ahead on a stream of its own, without waiting for it to arrive."""
+        """Sends a prompt's context ahead on a call of its own, without waiting for it to arrive."""
         messages: list[draft_pb2.PrefillRequest] = []
         for rows in chunks:
             message = draft_pb2.PrefillRequest(
                 stream_id=self.stream_id, sequence_id=sequence_id, epoch=epoch, traceparent=traceparent
             )
-            _write_rows(rows, message.context)
+            write_rows(rows, message.context)
             messages.append(message)
         self._prefills[sequence_id] = self._stub.Prefill.future(iter(messages), timeout=PREFILL_TIMEOUT_S)
 
@@ -176,39 +187,17 @@ class DraftStream:
         call = self._prefills.get(sequence_id)
         return call is not None and not call.done()
 
-    def prefill_refusal(self, sequence_id: int) -> DraftOutcome | None:
+    def prefill_refusal(self, sequence_id: int) -> Refusal | None:
         """Why context of the sequence was refused for good, said once; None where it arrived, is on its way, or got
         lost: a step then tells what is missing."""
         if self.is_prefilling(sequence_id) or (call := self._prefills.pop(sequence_id, None)) is None:
             return None
         if not isinstance(call, grpc.Call) or (reason := _FINAL.get(call.code())) is None:
             return None
-        return DraftOutcome(None, reason, call.details())
+        return Refusal(reason, call.details() or "")
 
     def end_prefill(self, sequence_id: int) -> None:
         """Forgets context that was sent ahead; what has not arrived need not."""
         call = self._prefills.pop(sequence_id, None)
         if call is not None:
             call.cancel()
-
-
-def _write_rows(rows: ContextRows, message: draft_pb2.ContextRows) -> None:
-    message.start, message.token_ids, message.features = rows.start, int32_to_bytes(rows.token_ids), rows.features
-    message.format = draft_pb2.FEATURE_FORMAT_BFLOAT16 if rows.is_bfloat16 else draft_pb2.FEATURE_FORMAT_FLOAT32
-
-
-def _settings(job: DraftJob) -> tuple[object, ...]:
-    return job.algorithm, job.tree_budget, job.width_cap, job.spine, job.sampling
-
-
-def _settings_to_wire(job: DraftJob) -> draft_pb2.DraftSequence:
-    return draft_pb2.DraftSequence(
-        sequence_id=job.sequence_id,
-        tree=tree_pb2.TreeOptions(
-            algorithm=ALGORITHM_TO_WIRE[job.algorithm],
-            tree_budget=job.tree_budget,
-            width_cap=job.width_cap,
-            spine=job.spine,
-        ),
-        sampling=sampling_to_wire(job.sampling),
-    )

@@ -1,4 +1,4 @@
-"""What goes to and comes from a drafter in one step: values, turned into messages by the draft client only."""
+"""What goes to and comes from a drafter in one step, as values; codec.py has their messages."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from enum import Enum
 
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
+from draftwood.tree_options import TreeOptions
 
 
 class RefusalReason(Enum):
-    """Why a sequence got no tree."""
+    """Why an answer has no tree for a sequence: the drafter's reasons, and what the check of its tree found."""
 
     CACHE_FULL = "cache_full"
     CONTEXT_INCOMPLETE = "context_incomplete"
@@ -24,20 +25,21 @@ class RefusalReason(Enum):
 class Fallback(Enum):
     """Why a step that wanted a draft had none, where the drafter was not even asked or did not answer."""
 
-    ABSENT = "absent"  # no link to a drafter
+    ABSENT = "absent"  # no stream to a drafter
     BUSY = "busy"  # the answer to an earlier step is still outstanding
     TIMEOUT = "timeout"
-    DISCONNECT = "disconnect"  # the link broke while it was waited for
-    PREFILL = "prefill"  # its context is on the way
+    DISCONNECT = "disconnect"  # the stream broke while its answer was waited for
+    PREFILL = "prefill"  # the sequence's context is on the way
     UNDRAFTABLE = "undraftable"  # this drafter refused the sequence for good
     EMPTY = "empty"  # a tree without nodes came
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterFacts:
-    """What the connected drafter said."""
+    """What the connected drafter said in the handshake."""
 
     model_id: str
+    vocab_size: int
     max_depth: int
     context_window: int
     max_context: int
@@ -45,10 +47,9 @@ class DrafterFacts:
 
 @dataclass(frozen=True, slots=True)
 class ContextRows:
-    """Committed tokens with their feature rows."""
+    """Feature rows of committed tokens, from position `start` on."""
 
     start: int
-    token_ids: tuple[int, ...]  # [P]
     features: bytes  # [P, F], little-endian
     is_bfloat16: bool  # else float32
 
@@ -62,26 +63,37 @@ class DraftJob:
     base_length: int
     root: int
     context: ContextRows | None
-    algorithm: str
-    tree_budget: int
-    width_cap: int
-    spine: bool
+    tree: TreeOptions
     sampling: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class DraftOutcome:
-    """A tree, or why there is none."""
+class Refusal:
+    """No tree, and why. `context_length`: rows that the drafter holds, for CONTEXT_INCOMPLETE."""
 
-    tree: DraftTree | None
-    refused: RefusalReason | None = None
+    reason: RefusalReason
     message: str = ""
-    context_length: int = 0  # for CONTEXT_INCOMPLETE: rows that the drafter holds
+    context_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DraftAnswer:
-    """Outcomes by sequence id, and the drafter's own time in seconds."""
+    """A checked answer: a tree or a refusal for every job. Times are in seconds."""
 
-    outcomes: dict[int, DraftOutcome]
-    busy: float
+    outcomes: dict[int, DraftTree | Refusal]  # by sequence id
+    busy_s: float  # in the drafter, by its own clock
+    transport_s: float  # from the sending of the step to its answer, less the drafter's time
+
+
+@dataclass(slots=True)
+class DroppedResults:
+    """Results of a drafter that were not used, since the start. Each field is written by one thread at a time."""
+
+    rejected: int = 0  # the tree was malformed
+    mismatched: int = 0  # for another state of the sequence than the one asked about
+    late: int = 0  # after the deadline
+
+    @property
+    def stale(self) -> int:
+        """Results that were of no use any more when they came."""
+        return self.mismatched + self.late

@@ -12,12 +12,12 @@ from draftwood.errors import DraftwoodError
 from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
 from verify_service.api.request_hooks import RequestHooks
-from verify_service.build import Service
 from verify_service.core.events import Finished
 from verify_service.core.request import Request
 from verify_service.core.stats import StageTimes
-from verify_service.draft.types import RefusalReason
-from verify_service.engine.engine import PATIENCE_S
+from verify_service.draft.client import DraftClient
+from verify_service.draft.types import DroppedResults, RefusalReason
+from verify_service.engine.engine import PATIENCE_S, Engine
 from verify_service.step.step_stats import SequenceStep, StepTotals
 
 if TYPE_CHECKING:
@@ -30,11 +30,10 @@ DRAFTER_STATES = ("ready", "absent", "refused", "mismatch", "none")  # none: it 
 class Telemetry:
     """The verify service's metrics and spans. Takes part in every step, as the sink of the engine's observer."""
 
-    def __init__(self, service: Service, tracing: Tracing | None = None) -> None:
+    def __init__(self, engine: Engine, client: DraftClient | None, tracing: Tracing | None = None) -> None:
         self.tracing = tracing
         self.instruments = Instruments("verify")
-        self._service, self._engine = service, service.engine
-        self._observer = service.engine.runner.observer
+        self._engine, self._client, self._observer = engine, client, engine.runner.observer
         recorded = self.instruments
         stages = recorded.histogram(metrics.STAGE_SECONDS)
         self._stages = {stage: stages.labels(stage).observe for stage in metrics.STAGES}
@@ -54,7 +53,7 @@ class Telemetry:
         self._read_drafter()
 
     @classmethod
-    def start(cls, config: VerifyConfig, service: Service) -> Self | None:
+    def start(cls, config: VerifyConfig, engine: Engine, client: DraftClient | None) -> Self | None:
         """What the configuration asks for; None where it asks for nothing. Raises ConfigError."""
         if not (config.metrics_port or config.is_traced):
             return None
@@ -62,8 +61,8 @@ class Telemetry:
         if tracing is not None:
             from verify_service.telemetry.step_spans import StepSpans
 
-            service.engine.runner.observer.tracer = StepSpans(tracing)
-        telemetry = cls(service, tracing)
+            engine.runner.observer.tracer = StepSpans(tracing)
+        telemetry = cls(engine, client, tracing)
         if config.metrics_port:
             telemetry._observer.sink = telemetry
             telemetry.instruments.serve(config.host, config.metrics_port)
@@ -123,14 +122,15 @@ class Telemetry:
         read(metrics.ACCEPTED_DEPTH, lambda: _by_depth(totals.accepted_depth))
 
     def _read_drafter(self) -> None:
-        read, client, alarm = self.instruments.read, self._service.client, self._observer.alarm
+        read, client, alarm = self.instruments.read, self._client, self._observer.alarm
 
         def state() -> Mapping[str, float]:
             now = client.status.partition(":")[0] if client is not None else "none"
             return {name: float(name == now) for name in DRAFTER_STATES}
 
         def stale() -> Mapping[str, float]:
-            return client.stale_by_cause if client is not None else {"late": 0, "mismatched": 0}
+            dropped = client.dropped if client is not None else DroppedResults()
+            return {"late": dropped.late, "mismatched": dropped.mismatched}
 
         def refused() -> Mapping[str, float]:
             counts = self._engine.coordinator.refused_trees
@@ -138,7 +138,9 @@ class Telemetry:
 
         read(metrics.DRAFTER_STATE, state)
         read(metrics.DRAFTER_MISMATCH, lambda: float(client is not None and client.mismatch is not None))
-        read(metrics.ACCEPTANCE_COLLAPSE, lambda: float(alarm.is_on and client is not None and client.link is not None))
+        read(
+            metrics.ACCEPTANCE_COLLAPSE, lambda: float(alarm.is_on and client is not None and client.stream is not None)
+        )
         read(metrics.FALLBACKS, lambda: {cause.value: n for cause, n in self._engine.coordinator.fallbacks.items()})
         read(metrics.REFUSED_TREES, refused)
         read(metrics.STALE_TREES, stale)

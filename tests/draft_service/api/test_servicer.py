@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -14,19 +13,24 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from draft_service.build import SERVICE, DraftServer, LoadedDrafter
+from draft_service.server import SERVICE, DraftServer
+from draftwood import __version__
 from draftwood.checkpoint import EMBEDDED_DRAFT, EMBEDDED_TARGET, projection_checksum, tokenizer_hash
 from draftwood.errors import InvalidRequestError
+from draftwood.noise import NOISE_VERSION
 from draftwood.rpc.conventions import from_rpc_error, open_channel
-from draftwood.rpc.wire import tree_from_wire
+from draftwood.rpc.wire import PROTOCOL_VERSION, tree_from_wire
 from draftwood.v1 import draft_pb2, draft_pb2_grpc, sampling_pb2, tree_pb2
 from tests.draft_service.conftest import MakeDrafter
-from tests.draft_service.served import FLOAT32, Running, exchange, options, request, rows, sequence
+from tests.draft_service.served import FLOAT32, Running, exchange, options, request, rows, sequence, service_of
 
 
 async def test_handshake_and_health(running: Running) -> None:
     response = await running.stub.GetDraftModel(draft_pb2.GetDraftModelRequest())
-    assert (response.model.model_id, response.incarnation) == ("tiny", 5)
+    model = response.model
+    assert (model.model_id, response.incarnation, response.version) == ("tiny", 5, __version__)
+    assert (model.block_size, model.max_depth, model.hidden_size, model.vocab_size) == (7, 6, 48, 131)
+    assert (model.max_context, model.tokenizer_hash, model.projection_checksum) == (96, "aa", "bb")
     health: Any = health_pb2_grpc.HealthStub(running.channel)
     for name in ("", SERVICE):
         status = await health.Check(health_pb2.HealthCheckRequest(service=name))
@@ -38,7 +42,7 @@ async def test_steps_are_answered_in_order(running: Running) -> None:
     first = await exchange(call, request(sequence(10, rows(0, 10)), step_id=41))
     assert first.step_id == 41
     (result,) = first.results
-    assert (result.sequence_id, result.epoch, result.base_length) == (1, 1, 10)
+    assert (result.sequence_id, result.epoch, result.base_length, result.root_token_id) == (1, 1, 10, 17)
     assert first.busy_us >= first.draft_us > 0
     assert first.tree_us > 0
     limits = {"vocab_size": 131, "tree_budget": 9, "max_depth": 6}
@@ -111,23 +115,10 @@ async def test_a_lost_connection_frees_its_sequences(running: Running) -> None:
         ({"tree": options(algorithm=9)}, "UNSUPPORTED", "algorithm is 9"),
         ({"sampling": sampling_pb2.SamplingParams(temperature=-1.0)}, "INVALID", "temperature is -1"),
         ({"sampling": sampling_pb2.SamplingParams(temperature=float("nan"))}, "INVALID", "temperature is nan"),
-        (
-            {"context": draft_pb2.ContextRows(token_ids=b"1234", features=b"12", format=FLOAT32)},
-            "INVALID",
-            "hold 2 bytes",
-        ),
-        ({"context": draft_pb2.ContextRows(token_ids=b"123", format=FLOAT32)}, "INVALID", "token_ids 3"),
+        ({"context": draft_pb2.ContextRows(features=b"12", format=FLOAT32)}, "INVALID", "hold 2 bytes"),
+        ({"context": draft_pb2.ContextRows(features=bytes(288), format=FLOAT32)}, "INVALID", "a row's 192"),
         ({"context": draft_pb2.ContextRows()}, "INVALID", "format is 0"),
-        (
-            {"context": draft_pb2.ContextRows(token_ids=b"\xff" * 4, features=bytes(192), format=FLOAT32)},
-            "INVALID",
-            "outside",
-        ),
-        (
-            {"context": draft_pb2.ContextRows(token_ids=bytes(4), features=b"\xff" * 192, format=FLOAT32)},
-            "INVALID",
-            "finite",
-        ),
+        ({"context": draft_pb2.ContextRows(features=b"\xff" * 192, format=FLOAT32)}, "INVALID", "finite"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -200,10 +191,7 @@ async def test_deadlines(running: Running) -> None:
 
 async def test_stop_says_so(make_drafter: MakeDrafter) -> None:
     drafter, _, _ = make_drafter()
-    worker = ThreadPoolExecutor(1)
-    server = await DraftServer(LoadedDrafter(drafter, draft_pb2.GetDraftModelResponse(), "float32", 1), worker).start(
-        "127.0.0.1", 0
-    )
+    server = await DraftServer(service_of(drafter)).start("127.0.0.1", 0)
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
         call = draft_pb2_grpc.DraftServiceStub(channel).Draft()
         await exchange(call, request(sequence(5, rows(0, 5))))
@@ -242,12 +230,11 @@ async def test_process() -> None:
             assert (model.block_size, model.max_depth, model.vocab_size, model.hidden_size) == (16, 15, 8192, 384)
             assert list(model.target_layer_ids) == [1, 4, 6]
             assert (model.context_window, model.max_context) == (0, 2048)
+            assert (model.protocol_version, model.noise_version) == (PROTOCOL_VERSION, NOISE_VERSION)
             assert model.tokenizer_hash == tokenizer_hash(EMBEDDED_TARGET)
             assert model.projection_checksum == projection_checksum(EMBEDDED_DRAFT)
             call = stub.Draft()
-            context = draft_pb2.ContextRows(
-                token_ids=bytes(8), features=bytes(2 * 384 * 2), format=draft_pb2.FEATURE_FORMAT_BFLOAT16
-            )
+            context = draft_pb2.ContextRows(features=bytes(2 * 384 * 2), format=draft_pb2.FEATURE_FORMAT_BFLOAT16)
             response = await exchange(call, request(sequence(2, context)))
             assert len(response.results[0].tree.token_ids) == 36
             process.send_signal(signal.SIGTERM)

@@ -51,7 +51,7 @@ async def test_prefill_refuses_with_a_status(running: Running) -> None:
 
 
 def _one_row() -> dict[str, Any]:
-    return {"token_ids": bytes(4), "features": bytes(192), "format": draft_pb2.FEATURE_FORMAT_FLOAT32}
+    return {"features": bytes(192), "format": draft_pb2.FEATURE_FORMAT_FLOAT32}
 
 
 async def test_refused_rows_hold_nothing_for_a_stream_to_come(running: Running) -> None:

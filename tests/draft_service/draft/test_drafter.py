@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft_service.draft.candidates import CandidateRanker, TreeOptions, build_tree, likeliest
-from draft_service.draft.drafter import ContextRows, Drafted, Drafter, Refusal, RefusalReason, SequenceStep
+from draft_service.draft.candidates import CandidateRanker, build_tree, likeliest
+from draft_service.draft.drafter import Drafter
+from draft_service.draft.types import ContextRows, Drafted, Refusal, RefusalReason, SequenceStep
 from draftwood.noise import gumbel
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
+from draftwood.tree_options import TreeOptions
 from tests.draft_service.conftest import MakeDrafter
 from tests.draft_service.plain_dflash import SLIDING
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from draft_service.draft.candidates import TreeOptions
-from draft_service.draft.drafter import ContextRows, Drafted, Drafter, SequenceStep
+from draft_service.draft.drafter import Drafter
+from draft_service.draft.types import ContextRows, Drafted, SequenceStep
 from draft_service.gpu.block_graphs import row_bucket
 from draft_service.kernels.reference.kernel_set import PLAIN
 from draft_service.model.draft_model import attention_by_products
 from draftwood.sampling import SamplingParams
+from draftwood.tree_options import TreeOptions
 from tests.draft_service.conftest import MakeDrafter, load_drafter
 from tests.draft_service.draft.test_drafter import GREEDY, TREE, on_time, rows_of
 from tests.draft_service.model.test_draft_model import FLASH

@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draft_service.cache.context_cache import SequenceKey
-from draft_service.draft.candidates import TreeOptions
-from draft_service.draft.drafter import ContextRows, Drafted, Drafter, SequenceStep
+from draft_service.draft.drafter import Drafter
+from draft_service.draft.types import ContextRows, Drafted, SequenceStep
 from draftwood.checkpoint import EMBEDDED_DRAFT, EMBEDDED_TARGET, load_tensors, read_config
+from draftwood.tree_options import TreeOptions
 from tests.draft_service.conftest import MakeDrafter, load_drafter
 from tests.draft_service.plain_dflash import MIXED, SLIDING, TINY, plain_logits, random_tensors
 
@@ -34,7 +35,7 @@ def logits_of(drafter: Drafter, contexts: list[Tensor], roots: list[int], chunk:
             assert sequence is not None
             assert drafter.cache.has_context(sequence, len(rows))
             sequences.append(sequence)
-        logits = drafter._logits(roots, sequences, [drafter.config.max_depth] * len(roots))
+        logits = drafter._trees.logits(roots, sequences, [drafter.config.max_depth] * len(roots))
     drafter.close_stream(1)
     return [x.clone() for x in logits]
 
@@ -116,7 +117,7 @@ def test_compiled_equals_eager(make_drafter: MakeDrafter) -> None:
     def alone(*inputs: Any) -> list[Tensor]:
         return [drafter.model.forward(*inputs)]
 
-    drafter._pass._alone = torch.compile(alone, fullgraph=True, backend="aot_eager")
+    drafter._trees._pass._alone = torch.compile(alone, fullgraph=True, backend="aot_eager")
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows, expected in zip(contexts, eager, strict=True):
             torch.testing.assert_close(logits_of(drafter, [rows], [17])[0], expected, atol=1e-5, rtol=1e-5)
@@ -153,7 +154,7 @@ def test_logits_equal_transformers_own_dflash(tmp_path: Path, make_drafter: Make
 
 
 def test_embedded_drafter_knows_its_target(tmp_path: Path) -> None:
-    """Chains behind a text that the target wrote itself: about 3.4 tokens a step are accepted, the bonus included."""
+    """Chains behind a text that the target wrote itself: about 3.4 tokens per step are accepted, the bonus included."""
     from transformers import AutoTokenizer, Qwen3_5ForCausalLM
 
     target: Any = Qwen3_5ForCausalLM.from_pretrained(EMBEDDED_TARGET, dtype=torch.float32).eval()

@@ -19,7 +19,6 @@ from grpc_health.v1 import health_pb2
 
 from draftwood.config import GatewayConfig
 from draftwood.errors import InternalError
-from draftwood.v1 import verify_pb2
 from gateway.api.served_model import ServedModel
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import Stand, stand_for
@@ -152,12 +151,6 @@ async def test_error_in_mid_stream(stand: Stand) -> None:
             pass
     whole = await stand.http.post("/v1/chat/completions", json={"messages": MESSAGES})
     assert (whole.status_code, whole.json()["error"]["type"]) == (500, "server_error")
-
-
-async def test_an_answer_taken_back(stand: Stand) -> None:
-    stand.verify.script = Script([300], reason=verify_pb2.FINISH_REASON_ABORTED)
-    reply = await stand.http.post("/v1/chat/completions", json={"messages": MESSAGES})
-    assert (reply.status_code, reply.headers["x-should-retry"]) == (503, "true")
 
 
 @pytest.mark.parametrize(

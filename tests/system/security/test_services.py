@@ -19,13 +19,16 @@ from draftwood.cli.gateway_client import RestClient
 from draftwood.cli.stack.drafter import drafter_status
 from draftwood.config import GatewayConfig
 from draftwood.errors import InvalidRequestError, UnauthenticatedError
+from draftwood.noise import NOISE_VERSION
+from draftwood.rpc.wire import PROTOCOL_VERSION
 from draftwood.security.security import Security
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
 from gateway.api.served_model import ServedModel
 from tests.gateway.conftest import running_gateway
 from tests.gateway.fake_verify import FakeVerify, serve
 from tests.support.authority import OTHER_TOKEN, TOKEN, Authority
-from verify_service.draft.client import DraftClient, Expected
+from verify_service.draft.client import DraftClient
+from verify_service.draft.handshake import Expected
 
 EXPECTED = Expected((1, 4), 6, 100, "aa", "bb")
 PATIENCE_S = 20.0
@@ -45,6 +48,8 @@ class OpenDrafter(draft_pb2_grpc.DraftServiceServicer):
                 vocab_size=EXPECTED.vocab_size,
                 tokenizer_hash=EXPECTED.tokenizer_hash,
                 projection_checksum=EXPECTED.projection_checksum,
+                protocol_version=PROTOCOL_VERSION,
+                noise_version=NOISE_VERSION,
             )
         )
 

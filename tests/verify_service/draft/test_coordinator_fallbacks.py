@@ -9,7 +9,7 @@ import pytest
 from draftwood.v1 import draft_pb2, tree_pb2
 from tests.verify_service.draft_rig import MakeRig, Rig
 from tests.verify_service.fake_drafter import chain, refusal, result
-from verify_service.draft.types import Fallback, RefusalReason
+from verify_service.draft.types import DroppedResults, Fallback, RefusalReason
 
 CAUSES = {
     draft_pb2.REFUSAL_REASON_CACHE_FULL: RefusalReason.CACHE_FULL,
@@ -57,7 +57,7 @@ def test_trees_that_cannot_be_used_are_told_apart(make_rig: MakeRig) -> None:
     rig.coordinator.draft([rig.sequence(number) for number in answers])
     assert fallbacks(rig) == {RefusalReason.MALFORMED: 1, RefusalReason.STALE: 1, Fallback.EMPTY: 1}
     assert refused(rig) == {RefusalReason.MALFORMED: 1}
-    assert rig.client.stale_by_cause == {"late": 0, "mismatched": 1}
+    assert rig.client.dropped == DroppedResults(rejected=1, mismatched=1)
 
 
 def test_a_deadline_that_passes_and_the_answer_that_is_outstanding(make_rig: MakeRig) -> None:

@@ -65,9 +65,9 @@ def test_context_that_got_lost_on_its_way_is_sent_again(make_rig: MakeRig) -> No
 
 
 def num_prefills(rig: Rig) -> int:
-    """Sequences that the link remembers a Prefill call of."""
-    assert rig.coordinator.link is not None
-    return len(rig.coordinator.link._prefills)
+    """Sequences that the stream remembers a Prefill call of."""
+    assert rig.coordinator.stream is not None
+    return len(rig.coordinator.stream._prefills)
 
 
 def test_a_closed_sequence_ends_its_prefill(make_rig: MakeRig) -> None:
@@ -120,7 +120,7 @@ def test_context_that_is_refused_is_not_sent_again(
     while not rig.fake.requests.empty():
         assert [part.sequence_id for part in rig.request().sequences] == [2]
     rig.fake.kill()
-    until(lambda: rig.coordinator.link is None)
+    until(lambda: rig.coordinator.stream is None)
     rig.fake = FakeDrafter(max_context=1 << 20).start(rig.fake.port)
     draft_until(rig, [sequence], lambda drafts: bool(drafts.trees))
     rig.check_context(sequence)

@@ -32,12 +32,12 @@ def test_results_of_a_late_answer_are_stale_trees(make_rig: MakeRig) -> None:
     rig = make_rig(timeout_s=0.01)
     rig.fake.gate.clear()
     assert rig.coordinator.draft([rig.sequence(1), rig.sequence(2)]).trees == {}  # the deadline passes
-    assert rig.client.stale_trees == 0
+    assert rig.client.dropped.stale == 0
     rig.fake.gate.set()
-    until(lambda: rig.client.stale_trees > 0)
+    until(lambda: rig.client.dropped.stale > 0)
     rig.coordinator.timeout_s = PATIENCE_S
     assert rig.coordinator.draft([rig.sequence(3)]).trees.keys() == {3}
-    assert (rig.client.rejected_trees, rig.client.stale_trees) == (0, 2)
+    assert (rig.client.dropped.rejected, rig.client.dropped.stale) == (0, 2)
 
 
 def test_closed_sequences_are_told_with_the_next_step(make_rig: MakeRig) -> None:
@@ -82,7 +82,7 @@ def test_closed_sequences_are_told_behind_a_late_answer(make_rig: MakeRig) -> No
     message = rig.request()
     assert message.closed_sequence_ids == [1]
     assert not message.sequences
-    until(lambda: rig.client.stale_trees > 0)
+    until(lambda: rig.client.dropped.stale > 0)
     rig.coordinator.timeout_s = PATIENCE_S
     assert rig.coordinator.draft([other]).trees.keys() == {2}
     assert rig.request().closed_sequence_ids == []
@@ -98,29 +98,29 @@ def test_telling_of_closed_sequences_makes_no_second_step_possible(make_rig: Mak
     rig.coordinator.flush()
     assert rig.coordinator.draft([other]).trees == {}
     rig.fake.gate.set()
-    until(lambda: rig.client.stale_trees == 2)
+    until(lambda: rig.client.dropped.stale == 2)
     assert [rig.request().step_id for _ in range(2)] == [1, 2]
     assert rig.fake.requests.empty()
 
 
-def test_drafter_that_never_answers_loses_its_link(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafter_that_never_answers_loses_its_stream(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(timeout_s=0.01)
-    link = rig.coordinator.link
-    assert link is not None
+    stream = rig.coordinator.stream
+    assert stream is not None
     rig.fake.gate.clear()
     sequence = rig.sequence()
     assert rig.coordinator.draft([sequence]).trees == {}  # the deadline passes
-    assert link.is_busy
-    assert not link.is_broken
+    assert stream.is_busy
+    assert not stream.is_broken
     monkeypatch.setattr("verify_service.draft.stream.OVERDUE_S", 0.0)
     rig.coordinator.draft([sequence])
-    assert link.is_broken
+    assert stream.is_broken
     rig.fake.gate.set()
     rig.coordinator.timeout_s = PATIENCE_S
     assert draft_until(rig, [sequence], lambda drafts: bool(drafts.trees)).trees.keys() == {1}
 
 
-def test_answer_that_skips_a_step_ends_the_link(make_rig: MakeRig) -> None:
+def test_answer_that_skips_a_step_ends_the_stream(make_rig: MakeRig) -> None:
     """It would be waited for without end, and every later step would go without a draft."""
     rig = make_rig()
     sequence = rig.sequence()

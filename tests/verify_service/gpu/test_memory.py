@@ -28,7 +28,7 @@ def test_out_of_memory_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(
         ConfigError, match=r"\(weights .* GiB, KV pages .*\); lower --max-batch, --max-context"
     ) as error:
-        service.started(VerifyConfig(target=str(tmp_path), draft="none", dtype="float32", threads=1))
+        service.load(VerifyConfig(target=str(tmp_path), draft="none", dtype="float32", threads=1))
     assert error.value.field == "max_batch"
 
 

@@ -12,6 +12,7 @@ from draftwood.tree import DraftTree
 from tests.system.scraping import Samples, parse, value
 from verify_service.core.stats import StageTimes
 from verify_service.draft.coordinator import DraftCoordinator
+from verify_service.draft.types import DroppedResults
 from verify_service.step.acceptance_alarm import WINDOW_STEPS
 from verify_service.step.step_stats import SequenceStep, StepObserver
 from verify_service.telemetry.metrics import MeasuredRequest, Telemetry
@@ -28,7 +29,7 @@ def is_turning(patience_s: float) -> bool:
 def service() -> Any:
     """Stands where a service stands; its drafter is connected."""
     client = SimpleNamespace(
-        status="ready", mismatch=None, link=object(), stale_by_cause={"late": 2, "mismatched": 1}, rejected_trees=0
+        status="ready", mismatch=None, stream=object(), dropped=DroppedResults(mismatched=1, late=2)
     )
     scheduler = SimpleNamespace(
         max_queue=4,
@@ -53,18 +54,18 @@ def samples(telemetry: Telemetry) -> Samples:
 
 
 def test_collapse_is_an_alarm_while_drafts_are_paid_for(service: Any) -> None:
-    telemetry, observer = Telemetry(service), service.engine.runner.observer
+    telemetry, observer = Telemetry(service.engine, service.client), service.engine.runner.observer
     for _ in range(WINDOW_STEPS - 1):
         observer.step([SequenceStep(TREE, 0, True)], StageTimes())
     assert value(samples(telemetry), COLLAPSE) == 0  # too few to say
     observer.step([SequenceStep(TREE, 0, True)], StageTimes())
     assert value(samples(telemetry), COLLAPSE) == 1
-    service.client.link = None  # nothing is drafted any more
+    service.client.stream = None  # nothing is drafted any more
     assert value(samples(telemetry), COLLAPSE) == 0
 
 
 def test_steps_without_drafts_are_no_collapse(service: Any) -> None:
-    telemetry, observer = Telemetry(service), service.engine.runner.observer
+    telemetry, observer = Telemetry(service.engine, service.client), service.engine.runner.observer
     for _ in range(2 * WINDOW_STEPS):
         observer.step([SequenceStep(DraftTree.root_only(5), 0, True)], StageTimes())
     assert value(samples(telemetry), COLLAPSE) == 0
@@ -72,7 +73,7 @@ def test_steps_without_drafts_are_no_collapse(service: Any) -> None:
 
 
 def test_a_drafter_that_does_not_match_is_an_alarm(service: Any) -> None:
-    telemetry = Telemetry(service)
+    telemetry = Telemetry(service.engine, service.client)
     assert value(samples(telemetry), MISMATCH) == 0
     service.client.status, service.client.mismatch = "mismatch: vocab_size is 101", "vocab_size is 101"
     said = samples(telemetry)
@@ -86,21 +87,32 @@ def test_a_drafter_that_does_not_match_is_an_alarm(service: Any) -> None:
 @pytest.mark.parametrize("status", ["ready", "absent: nothing answers", "refused: no token", "mismatch: vocab_size"])
 def test_a_drafter_is_in_one_state(service: Any, status: str) -> None:
     service.client.status = status
-    said = {name: n for name, n in samples(Telemetry(service)).items() if "drafter_state" in str(name)}
+    said = {
+        name: n
+        for name, n in samples(Telemetry(service.engine, service.client)).items()
+        if "drafter_state" in str(name)
+    }
     assert sum(said.values()) == 1
-    assert value(samples(Telemetry(service)), "draftwood_drafter_state", state=status.partition(":")[0]) == 1
+    assert (
+        value(
+            samples(Telemetry(service.engine, service.client)),
+            "draftwood_drafter_state",
+            state=status.partition(":")[0],
+        )
+        == 1
+    )
 
 
 def test_a_service_without_a_drafter_exports_the_same_series(service: Any) -> None:
-    with_drafter = samples(Telemetry(service)).keys()
+    with_drafter = samples(Telemetry(service.engine, service.client)).keys()
     service.client = None
-    without = samples(Telemetry(service))
+    without = samples(Telemetry(service.engine, service.client))
     assert without.keys() == with_drafter
     assert value(without, "draftwood_drafter_state", state="none") == 1
 
 
 def test_requests_are_counted_by_what_became_of_them(service: Any) -> None:
-    telemetry = Telemetry(service)
+    telemetry = Telemetry(service.engine, service.client)
     refused, left = MeasuredRequest(telemetry), MeasuredRequest(telemetry)
     refused.failed(OverloadedError("full"))
     refused.gone()
