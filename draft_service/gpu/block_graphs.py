@@ -1,6 +1,6 @@
 """The pass over draft blocks on a GPU: one graph per bucket of sequences and context rows, over static buffers.
 
-The host writes four numbers a sequence; positions, masks and the copy of the context side by side are the graph's.
+The host writes four numbers per sequence; positions, masks and the copy of the context side by side are the graph's.
 """
 
 from __future__ import annotations

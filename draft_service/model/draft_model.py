@@ -1,7 +1,7 @@
 """The DFlash draft model: one non-autoregressive pass over blocks [root, mask, ..., mask].
 
-Letters: S sequences, N block size, H hidden size, G key heads, Q query heads a key head, D head size, L layers, T keys
-of a row (padding, context, block, in this order), V vocabulary.
+Letters: S sequences, N block size, H hidden size, G key heads, Q query heads per key head, D head size, L layers, T
+keys of a row (padding, context, block, in this order), V vocabulary.
 """
 
 from __future__ import annotations

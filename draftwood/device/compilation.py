@@ -26,8 +26,8 @@ def compiled(
     cpp_wrapper: bool = True,
 ) -> Callable[P, R]:
     """One inductor graph per shape, by default called from C++ without the interpreter's lock; guards on modules are
-    off, they cost 0.4 ms a call. Fused loops stay on one thread unless they are long: a fork and join of OpenMP workers
-    costs more than a short loop does."""
+    off, they cost 0.4 ms per call. Fused loops stay on one thread unless they are long: a fork and join of OpenMP
+    workers costs more than a short loop does."""
     if not enabled:
         return function
     with warnings.catch_warnings():

@@ -25,7 +25,7 @@ class Entry:
     num_stages: int = 1
     stack_limit: dict[int, int] = field(
         default_factory=dict[int, int]
-    )  # bytes a thread spills, by architecture; else 0
+    )  # bytes that each thread spills, by architecture; else 0
     architectures: tuple[int, ...] = ARCHITECTURES
 
     def load(self) -> Any:

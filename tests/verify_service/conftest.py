@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.verify_service.draft_rig import PATIENCE_S, MakeRig, Rig
-from tests.verify_service.fake_drafter import Answer, FakeDrafter
+from tests.verify_service.fake_drafter import PATIENCE_S, Answer, FakeDrafter, MakeRig, Rig
 from verify_service.draft import client as draft_client
 
 

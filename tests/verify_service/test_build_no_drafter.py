@@ -11,8 +11,7 @@ import pytest
 
 from draftwood.v1 import tree_pb2, verify_pb2
 from tests.system.scraping import parse, value
-from tests.verify_service.bench import config_of
-from tests.verify_service.harness import run_all
+from tests.verify_service.harness import config_of, run_all
 from tests.verify_service.models import save_tiny
 from verify_service.api.codec import request_from_wire
 from verify_service.api.servicer import VerifyServicer

@@ -28,8 +28,7 @@ from draftwood.rpc.conventions import SERVER_OPTIONS, from_rpc_error, open_chann
 from draftwood.rpc.wire import tree_from_wire
 from draftwood.tree import DraftTree
 from draftwood.v1 import sampling_pb2, tree_pb2, verify_pb2, verify_pb2_grpc
-from tests.verify_service.bench import config_of
-from tests.verify_service.harness import ScriptedDrafter, oracle_tree
+from tests.verify_service.harness import ScriptedDrafter, config_of, oracle_tree
 from tests.verify_service.models import save_tiny
 from verify_service.api.servicer import VerifyServicer
 from verify_service.build import Service, build

@@ -15,7 +15,7 @@ import torch
 
 from draftwood.rpc.conventions import SERVER_OPTIONS, open_channel
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
-from tests.verify_service.bench import config_of
+from tests.verify_service.harness import config_of
 from tests.verify_service.models import save_tiny
 from verify_service.api.servicer import VerifyServicer
 from verify_service.build import build

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.kernels.trees import random_parents
 from draftwood.tree import DraftTree
-from tests.verify_service.bench import Bench, buffers, config_of
+from tests.verify_service.harness import SteppedRunner, buffers, config_of
 from tests.verify_service.models import save_tiny
 from tests.verify_service.oracles import gdn_token, mamba2_token, path_to, relative_error
 from verify_service.cache.commit_inputs import CommitInputs
@@ -25,17 +25,17 @@ PROMPT = list(range(40, 65))
 
 
 @pytest.fixture(scope="module", params=["embedded", "qwen3_5_text", "qwen3_next", "nemotron_h", "falcon_h1", "lfm2"])
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SteppedRunner:
     torch.set_num_threads(1)
     if request.param == "embedded":
-        return Bench(config_of("embedded", draft="embedded", max_batch=8))
+        return SteppedRunner(config_of("embedded", draft="embedded", max_batch=8))
     directory: Path = tmp_path_factory.mktemp(request.param)
     save_tiny(request.param, directory)
-    return Bench(config_of(directory, max_batch=8))
+    return SteppedRunner(config_of(directory, max_batch=8))
 
 
 @pytest.fixture
-def sequence(bench: Bench) -> Iterator[SequenceState]:
+def sequence(bench: SteppedRunner) -> Iterator[SequenceState]:
     sequence = bench.begin(PROMPT, 20, algorithm="ddtree")
     yield sequence
     bench.end(sequence)
@@ -50,7 +50,7 @@ def random_tree(root: int, num_nodes: int, seed: int) -> DraftTree:
 
 @torch.inference_mode()
 def replay(
-    bench: Bench, sequence: SequenceState, commit_inputs: CommitInputs, parts: list[list[int]]
+    bench: SteppedRunner, sequence: SequenceState, commit_inputs: CommitInputs, parts: list[list[int]]
 ) -> dict[str, torch.Tensor]:
     """Commits the parts one after the other; returns the new state and puts the old one back."""
     states, windows = (pool[:, sequence.state_slot] for pool in (bench.pools.states, bench.pools.windows))
@@ -64,7 +64,7 @@ def replay(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_path_is_committed_as_one_token_at_a_time(bench: Bench, sequence: SequenceState, seed: int) -> None:
+def test_a_path_is_committed_as_one_token_at_a_time(bench: SteppedRunner, sequence: SequenceState, seed: int) -> None:
     tree = random_tree(sequence.root, 40, seed)
     commit_inputs = bench.record(sequence, tree)
     deepest = max(range(40), key=tree.depths.__getitem__)
@@ -93,7 +93,7 @@ def token_inputs(inputs: CommitInputs, layer: int, node: int, shape: RecurrentSh
     return [k, v.view(hv, dv), *(t[layer, 0, node].double() for t in (inputs.g, inputs.beta))]
 
 
-def test_committed_state_is_the_recurrence(bench: Bench, sequence: SequenceState) -> None:
+def test_committed_state_is_the_recurrence(bench: SteppedRunner, sequence: SequenceState) -> None:
     tree = random_tree(sequence.root, 30, 7)
     commit_inputs = bench.record(sequence, tree)
     path = path_to(tree.parents, max(range(30), key=tree.depths.__getitem__))
@@ -109,7 +109,7 @@ def test_committed_state_is_the_recurrence(bench: Bench, sequence: SequenceState
         assert relative_error(after[layer], wanted) < 2e-6
 
 
-def test_prefill_chunks_of_any_size_leave_the_same_state(bench: Bench, sequence: SequenceState) -> None:
+def test_prefill_chunks_of_any_size_leave_the_same_state(bench: SteppedRunner, sequence: SequenceState) -> None:
     """One pass's inputs, committed in chunks as prefill would: 64 at once, 16 + 47 + 1, sevens, ones."""
     chain = DraftTree.chain(PROMPT[0], [3 + (7 * i) % 200 for i in range(63)])
     commit_inputs = bench.record(sequence, chain)
@@ -120,7 +120,7 @@ def test_prefill_chunks_of_any_size_leave_the_same_state(bench: Bench, sequence:
         assert torch.equal(out["windows"], outs[0]["windows"])
 
 
-def test_chunk_size_of_a_prefill_is_noise(bench: Bench) -> None:
+def test_chunk_size_of_a_prefill_is_noise(bench: SteppedRunner) -> None:
     """Real prefills in chunks of 1, 7 and 64 differ by the rounding of their matrix products alone."""
     sequences = [bench.begin(PROMPT, 4, chunk=chunk, algorithm="ddtree") for chunk in (64, 7, 1)]
     wanted, *others = [bench.committed(s) for s in sequences]
@@ -134,7 +134,7 @@ def test_chunk_size_of_a_prefill_is_noise(bench: Bench) -> None:
 
 
 @torch.inference_mode()
-def test_prompts_prefilled_together_are_as_if_alone(bench: Bench) -> None:
+def test_prompts_prefilled_together_are_as_if_alone(bench: SteppedRunner) -> None:
     """Three prompts of different lengths, padded into the same passes, against each by itself."""
     prompts = [PROMPT, PROMPT[::-1][:7], [9, *PROMPT, *PROMPT]]
     alone = [bench.begin(prompt, 4, algorithm="ddtree") for prompt in prompts]
@@ -155,7 +155,7 @@ def test_prompts_prefilled_together_are_as_if_alone(bench: Bench) -> None:
 
 
 @torch.inference_mode()
-def test_a_pass_writes_every_cell_that_a_commit_reads(bench: Bench, sequence: SequenceState) -> None:
+def test_a_pass_writes_every_cell_that_a_commit_reads(bench: SteppedRunner, sequence: SequenceState) -> None:
     """Buffers are reused: whatever a pass leaves unwritten would be an older step's. Poisoned, it shows."""
     tree = random_tree(sequence.root, 13, 3)
     recorded = buffers(bench.record(sequence, tree))
@@ -172,7 +172,7 @@ def test_a_pass_writes_every_cell_that_a_commit_reads(bench: Bench, sequence: Se
 
 
 @torch.inference_mode()
-def test_a_pass_changes_no_committed_state(bench: Bench, sequence: SequenceState) -> None:
+def test_a_pass_changes_no_committed_state(bench: SteppedRunner, sequence: SequenceState) -> None:
     """Only a commit does: a failed or abandoned pass leaves nothing to undo."""
     pools = bench.pools
     before = [pool.clone() for pool in (pools.keys, pools.values, pools.features, pools.states, pools.windows)]
@@ -182,7 +182,7 @@ def test_a_pass_changes_no_committed_state(bench: Bench, sequence: SequenceState
 
 
 @torch.inference_mode()
-def test_hidden_states_of_a_tree_are_those_of_its_paths(bench: Bench, sequence: SequenceState) -> None:
+def test_hidden_states_of_a_tree_are_those_of_its_paths(bench: SteppedRunner, sequence: SequenceState) -> None:
     """Contract (b) through the whole model: every path alone as a chain, and with other siblings beside it.
 
     The wide random weights of the tiny models blow rounding up to 4e-5; a wrong ancestor moves a node by 1e-2 and more.
@@ -213,7 +213,7 @@ def test_hidden_states_of_a_tree_are_those_of_its_paths(bench: Bench, sequence: 
 
 
 @torch.inference_mode()
-def test_rows_of_others_are_neither_read_nor_written(bench: Bench) -> None:
+def test_rows_of_others_are_neither_read_nor_written(bench: SteppedRunner) -> None:
     """Pages and slots come back used. With NaN in all that a sequence does not own, nothing changes."""
     clean = bench.begin(PROMPT, 20, algorithm="ddtree")
     trees = [random_tree(clean.root, 9, seed) for seed in range(3)]

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from draftwood.tree import DraftTree
-from tests.verify_service.bench import Bench, config_of
-from tests.verify_service.harness import oracle_tree
+from tests.verify_service.harness import SteppedRunner, config_of, oracle_tree
 from tests.verify_service.models import save_tiny
 from verify_service.core.sequence import SequenceState
 
 TOLERANCE = 1e-5
 
 
-def mixed_steps(bench: Bench, sequence: SequenceState, truth: SequenceState, base_length: int, seed: int) -> list[int]:
+def mixed_steps(
+    bench: SteppedRunner, sequence: SequenceState, truth: SequenceState, base_length: int, seed: int
+) -> list[int]:
     """Steps the sequence to `base_length` with drafts that are right for a while, wrong, or absent; accepted counts."""
     rng = random.Random(seed)
     vocab, start = bench.runner.target.spec.vocab_size, len(sequence.request.prompt_token_ids)
@@ -36,7 +37,7 @@ def mixed_steps(bench: Bench, sequence: SequenceState, truth: SequenceState, bas
     return accepted
 
 
-def check_equal(bench: Bench, drafted: SequenceState, plain: SequenceState) -> None:
+def check_equal(bench: SteppedRunner, drafted: SequenceState, plain: SequenceState) -> None:
     assert drafted.answer == plain.answer[: len(drafted.answer)]
     assert drafted.base_length == plain.base_length
     wanted = bench.committed(plain)
@@ -54,7 +55,7 @@ def check_mix(accepted: list[int], num_steps: int) -> None:
     assert any(a >= 3 and b == 0 for a, b in pairwise(accepted))
 
 
-def check_drift(bench: Bench, num_tokens: int, num_steps: int) -> None:
+def check_drift(bench: SteppedRunner, num_tokens: int, num_steps: int) -> None:
     prompt = [5, 77, 130, 9]
     length = len(prompt) + num_tokens
     plain = bench.begin(prompt, 1500, algorithm="ddtree")
@@ -68,19 +69,19 @@ def test_300_mixed_steps_of_a_tiny_hybrid(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     layers = ["linear_attention", "full_attention", "linear_attention"]
     save_tiny("qwen3_5_text", tmp_path, max_position_embeddings=2048, num_hidden_layers=3, layer_types=layers)
-    check_drift(Bench(config_of(tmp_path)), 716, 300)
+    check_drift(SteppedRunner(config_of(tmp_path)), 716, 300)
 
 
 @pytest.mark.parametrize("family", ["nemotron_h", "falcon_h1", "lfm2"])
 def test_mixed_steps_of_other_recurrences(tmp_path: Path, family: str) -> None:
     torch.set_num_threads(1)
     save_tiny(family, tmp_path, max_position_embeddings=2048)
-    check_drift(Bench(config_of(tmp_path)), 240, 90)
+    check_drift(SteppedRunner(config_of(tmp_path)), 240, 90)
 
 
 def test_mixed_steps_of_the_embedded_pair() -> None:
     torch.set_num_threads(1)
-    bench = Bench(config_of("embedded", draft="embedded"))
+    bench = SteppedRunner(config_of("embedded", draft="embedded"))
     prompt, length = list(range(40, 60)), 125
     plain = bench.begin(prompt, 300, algorithm="ddtree")
     bench.decode(plain, length)

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from draftwood.device.layers import PackedLinear
-from tests.verify_service.bench import config_of
+from tests.verify_service.harness import config_of
 from tests.verify_service.models import save_tiny
 from verify_service.build import build
 from verify_service.core.sequence import PREFILL_CHUNK

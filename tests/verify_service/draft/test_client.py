@@ -13,8 +13,20 @@ from draftwood.rpc.wire import sampling_from_wire
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 from draftwood.v1 import draft_pb2, tree_pb2
-from tests.verify_service.draft_rig import EXPECTED, PATIENCE_S, MakeRig, Rig, draft_until, until
-from tests.verify_service.fake_drafter import MODEL, FakeDrafter, chain, num_rows, refusal, result
+from tests.verify_service.fake_drafter import (
+    EXPECTED,
+    MODEL,
+    PATIENCE_S,
+    FakeDrafter,
+    MakeRig,
+    Rig,
+    chain,
+    draft_until,
+    num_rows,
+    refusal,
+    result,
+    until,
+)
 from verify_service.cache.pools import Pools
 from verify_service.draft.client import DraftClient
 from verify_service.draft.coordinator import Drafts

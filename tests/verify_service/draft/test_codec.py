@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from draftwood.v1 import tree_pb2
-from tests.verify_service.draft_rig import MakeRig
-from tests.verify_service.fake_drafter import chain, result
+from tests.verify_service.fake_drafter import MakeRig, chain, result
 
 
 def wire(token_ids: list[int], parents: list[int], log_probs: list[float] | None = None) -> tree_pb2.DraftTree:

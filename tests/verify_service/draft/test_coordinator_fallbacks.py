@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from draftwood.v1 import draft_pb2, tree_pb2
-from tests.verify_service.draft_rig import MakeRig, Rig
-from tests.verify_service.fake_drafter import chain, refusal, result
+from tests.verify_service.fake_drafter import MakeRig, Rig, chain, refusal, result
 from verify_service.draft.types import DroppedResults, Fallback, RefusalReason
 
 CAUSES = {

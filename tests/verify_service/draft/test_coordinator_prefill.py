@@ -5,8 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from tests.verify_service.draft_rig import PATIENCE_S, MakeRig, Rig, draft_until, until
-from tests.verify_service.fake_drafter import FakeDrafter
+from tests.verify_service.fake_drafter import PATIENCE_S, FakeDrafter, MakeRig, Rig, draft_until, until
 
 LONG = 22_000  # rows of 24 bytes: over the limit for one message
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftwood.tree import DraftTree
-from tests.verify_service.draft_rig import PATIENCE_S, MakeRig, draft_until, until
-from tests.verify_service.fake_drafter import chain, result
+from tests.verify_service.fake_drafter import PATIENCE_S, MakeRig, chain, draft_until, result, until
 
 
 def test_late_answer_is_never_used(make_rig: MakeRig) -> None:

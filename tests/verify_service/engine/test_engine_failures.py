@@ -12,9 +12,8 @@ import torch
 
 from draftwood.errors import InternalError
 from draftwood.tree import DraftTree
-from tests.verify_service.bench import config_of
-from tests.verify_service.draft_rig import PATIENCE_S, until
-from tests.verify_service.harness import ScriptedDrafter, collect, run_all
+from tests.verify_service.fake_drafter import PATIENCE_S, until
+from tests.verify_service.harness import ScriptedDrafter, collect, config_of, run_all
 from tests.verify_service.models import save_tiny
 from verify_service.build import build
 from verify_service.core.events import Event, Failed, Finished

@@ -14,7 +14,7 @@ import pytest
 
 from draftwood.config import MAX_DRAFT_TIMEOUT_MS
 from draftwood.errors import DeadlineError, UnavailableError
-from tests.verify_service.draft_rig import PATIENCE_S, until
+from tests.verify_service.fake_drafter import PATIENCE_S, until
 from tests.verify_service.fake_runner import Loop
 from verify_service.core.events import Failed, Finished
 from verify_service.core.sequence import PREFILL_CHUNK

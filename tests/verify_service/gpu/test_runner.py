@@ -13,9 +13,8 @@ import torch
 from draftwood.config import VerifyConfig
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
-from tests.verify_service.bench import Bench, config_of
 from tests.verify_service.cpu import test_runner_exactness as exactness
-from tests.verify_service.harness import ScriptedDrafter, run_all
+from tests.verify_service.harness import ScriptedDrafter, SteppedRunner, config_of, run_all
 from tests.verify_service.models import save_tiny
 from verify_service.build import build
 from verify_service.core.request import Request
@@ -111,7 +110,7 @@ def test_a_long_chain_goes_on_in_the_next_step(case: exactness.Case) -> None:
 def test_committed_state_equals_the_cpus() -> None:
     """Bit for bit: keys, values, states, windows and feature rows, after prefill and trees."""
     config = config_of("embedded", draft="embedded")
-    cpu, rows = Bench(config), Bench(config, kernels=PLAIN)
+    cpu, rows = SteppedRunner(config), SteppedRunner(config, kernels=PLAIN)
     prompt = [5, 77, 300, 41, 9, 1200] * 12
     pair = [(bench, bench.begin(prompt, 40, algorithm="ddtree", tree_budget=15)) for bench in (cpu, rows)]
     for step in range(4):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftwood.tree import DraftTree
-from tests.verify_service.bench import Bench, config_of
+from tests.verify_service.harness import SteppedRunner, config_of
 from verify_service.core.sequence import SequenceState
 from verify_service.gpu.runner import GraphRunner
 
@@ -18,12 +18,12 @@ PROMPT = [1, 5, 77, 300, 41, 9, 1200, 44, 2000] * 8
 NEW_TOKENS = 48
 
 
-def bench(device: str) -> Bench:
+def bench(device: str) -> SteppedRunner:
     config = config_of("embedded", draft="embedded", device=device, page_size=64, max_batch=2, max_tree_budget=31)
-    return Bench(config)
+    return SteppedRunner(config)
 
 
-def begun(on: Bench) -> list[SequenceState]:
+def begun(on: SteppedRunner) -> list[SequenceState]:
     return [on.begin(prompt, 2 * NEW_TOKENS, algorithm="ddtree", tree_budget=31) for prompt in (PROMPT, PROMPT[:19])]
 
 

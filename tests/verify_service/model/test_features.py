@@ -11,8 +11,7 @@ from transformers import Qwen3_5ForCausalLM
 
 from draftwood.checkpoint import EMBEDDED_DRAFT, EMBEDDED_TARGET, read_config
 from draftwood.tree import DraftTree
-from tests.verify_service.bench import Bench, config_of
-from tests.verify_service.harness import oracle_tree
+from tests.verify_service.harness import SteppedRunner, config_of, oracle_tree
 from verify_service.model.features import default_layer_ids
 
 PROMPT = list(range(60, 85))
@@ -32,7 +31,7 @@ def rows_by_hand(token_ids: list[int]) -> torch.Tensor:
 
 def test_rows_are_the_taps_of_the_right_layers_behind_accepted_trees() -> None:
     torch.set_num_threads(1)
-    bench = Bench(config_of("embedded", draft="embedded"))
+    bench = SteppedRunner(config_of("embedded", draft="embedded"))
     rng = random.Random(2)
     plain = bench.begin(PROMPT, 60)
     bench.decode(plain, len(PROMPT) + 30)

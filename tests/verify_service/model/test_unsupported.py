@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from draftwood.errors import ConfigError, DraftwoodError, ModelMismatchError, UnsupportedModelError
-from tests.verify_service.bench import config_of
+from tests.verify_service.harness import config_of
 from tests.verify_service.models import BASE, save_tiny, tiny_config
 from verify_service.build import build
 

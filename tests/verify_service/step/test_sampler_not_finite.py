@@ -12,8 +12,7 @@ import torch
 from draftwood.errors import InternalError
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
-from tests.verify_service.bench import config_of
-from tests.verify_service.harness import ScriptedDrafter, run_all, start_engine
+from tests.verify_service.harness import ScriptedDrafter, config_of, run_all, start_engine
 from tests.verify_service.models import save_tiny
 from verify_service.build import build
 from verify_service.core.events import Failed, Finished

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.tree import DraftTree, best_first
-from tests.verify_service.bench import config_of
-from tests.verify_service.harness import ScriptedDrafter, run_all, start_engine
+from tests.verify_service.harness import ScriptedDrafter, config_of, run_all, start_engine
 from tests.verify_service.models import save_tiny
 from verify_service.core.request import Request
 from verify_service.core.sequence import SequenceState

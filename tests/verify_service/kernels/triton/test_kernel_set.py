@@ -8,7 +8,7 @@ import torch
 
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
-from tests.verify_service.bench import Bench, config_of
+from tests.verify_service.harness import SteppedRunner, config_of
 from tests.verify_service.models import save_tiny
 from verify_service.kernels.kernel_set import KernelSet
 from verify_service.kernels.reference.kernel_set import PLAIN
@@ -22,7 +22,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 
 def answers(directory: Path, kernels: KernelSet) -> tuple[list[list[int]], dict[str, torch.Tensor]]:
     """A greedy and a sampled sequence after a step with trees and one without."""
-    bench = Bench(config_of(directory, page_size=16, max_batch=2, max_context=64), kernels)
+    bench = SteppedRunner(config_of(directory, page_size=16, max_batch=2, max_context=64), kernels)
     noisy = SamplingParams(temperature=0.9, top_k=40, seed=2**63 + 1)
     first = bench.begin([5, 77, 30, 41, 9], 20, algorithm="ddtree", tree_budget=7)
     second = bench.begin([9, 8, 7], 20, algorithm="ddtree", tree_budget=7, sampling=noisy)
