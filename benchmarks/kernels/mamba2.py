@@ -8,15 +8,13 @@ relative (Frobenius) to float64, of a run with float32 output.
 
 from __future__ import annotations
 
-import argparse
 import random
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.timing import copies, copy_bandwidth, sweep, write
+from benchmarks.kernels.timing import copies, copy_bandwidth, result_path, sweep, write
 from benchmarks.kernels.trees import metadata_of
 from verify_service.kernels.arguments import LayerCommitInputs, TreeMetadata
 from verify_service.kernels.reference import mamba2_verify as reference
@@ -60,19 +58,14 @@ def measure(b: int, n: int, bandwidth: float) -> dict[str, Any]:
 
 def main() -> None:
     """All shapes; results as JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200"), help="Directory for mamba2.json.")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("measures on a GPU, and torch finds none here")
-    torch.manual_seed(0)
+    path = result_path(__doc__, "mamba2.json")
     bandwidth = copy_bandwidth(1 << 30)
     rows: list[dict[str, Any]] = []
     for b, n in ((1, 1), (1, 16), (1, 32), (1, 64), (8, 64)):
         rows.append(measure(b, n, bandwidth))
         print(rows[-1], flush=True)
     shape = {"heads": HV, "head_dim": V, "state": K, "groups": HK}
-    write(args.out / "mamba2.json", {"shape": shape, "copy_bandwidth_bytes_per_s": bandwidth, "rows": rows})
+    write(path, {"shape": shape, "copy_bandwidth_bytes_per_s": bandwidth, "rows": rows})
     print("ALL NEAR" if all(row["error"] < 2e-6 for row in rows) else "NOT NEAR")
 
 

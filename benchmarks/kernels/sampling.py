@@ -7,17 +7,15 @@ Logits are bfloat16 over a vocabulary of 248320. The floor is their bytes over t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.kernels.draw_settings import draw_settings_of
-from benchmarks.kernels.timing import copies, copy_bandwidth, sweep, write
+from benchmarks.kernels.timing import copies, copy_bandwidth, result_path, sweep, write
 from benchmarks.kernels.trees import metadata_of
 from draft_service.kernels.arguments import Candidates, TreeNodes, TreeSettings
 from draft_service.kernels.reference.kernel_set import PLAIN as PLAIN_TREES
@@ -162,14 +160,7 @@ def trees(sequences: int, budget: int) -> dict[str, Any]:
 
 def main() -> None:
     """All of it; results as JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks/results/h200"), help="Directory for sampling.json."
-    )
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("measures on a GPU, and torch finds none here")
-    torch.manual_seed(0)
+    path = result_path(__doc__, "sampling.json")
     bandwidth = copy_bandwidth(1 << 30)
     rows: list[dict[str, Any]] = []
     for nodes in (1, 64):
@@ -185,7 +176,7 @@ def main() -> None:
         for values in settings:
             rows.append(make(*values))  # type: ignore[operator]
             print(rows[-1], flush=True)
-    write(args.out / "sampling.json", {"copy_bandwidth_bytes_per_s": bandwidth, "rows": rows})
+    write(path, {"copy_bandwidth_bytes_per_s": bandwidth, "rows": rows})
     wrong = [row for row in rows if not row["equal"]]
     print("ALL EQUAL" if not wrong else f"WRONG: {wrong}")
 

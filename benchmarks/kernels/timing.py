@@ -6,6 +6,7 @@ time of one. Ratios hold within one run only, so `copy_bandwidth` is measured be
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import subprocess
@@ -18,6 +19,17 @@ import torch
 import triton
 
 RESULTS = Path(__file__).parent.parent / "results"
+
+
+def result_path(doc: str | None, name: str) -> Path:
+    """Where the results of the script with this docstring go, by its flags. Without a GPU the script ends here."""
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, default=RESULTS / "h200", help=f"Directory for {name}.")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("measures on a GPU, and torch finds none here")
+    torch.manual_seed(0)
+    return args.out / name
 
 
 def graph_seconds(call: Callable[[], object], *, repeats: int = 20) -> float:
