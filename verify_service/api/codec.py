@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import fields
+from typing import Any
 
 from draftwood.errors import InvalidRequestError
 from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, microseconds, sampling_from_wire, tree_to_wire
@@ -12,7 +14,7 @@ from verify_service.api.defaults import Defaults
 from verify_service.core.accept import Finish
 from verify_service.core.events import Finished, Started, TokenLogProbs, Tokens, Trace
 from verify_service.core.request import Request, check_prompt_length, new_request_id, new_seed
-from verify_service.core.stats import Stats
+from verify_service.core.stats import StageTimes, Stats, StepCounts
 
 FINISH_TO_WIRE = {
     Finish.STOP: verify_pb2.FINISH_REASON_STOP,
@@ -115,43 +117,29 @@ def _log_probs_to_wire(entry: TokenLogProbs) -> verify_pb2.TokenLogProbs:
 
 
 def _trace_to_wire(trace: Trace) -> verify_pb2.StepTrace:
-    times = trace.times
     return verify_pb2.StepTrace(
         base_length=trace.base_length,
         root_token_id=trace.tree.token_ids[0],
         tree=tree_to_wire(trace.tree),
         accepted_path=trace.path,
-        draft_us=microseconds(times.draft),
-        tree_us=microseconds(times.tree),
-        verify_us=microseconds(times.verify),
-        accept_us=microseconds(times.accept),
-        commit_us=microseconds(times.commit),
-        drafter_busy_us=microseconds(times.drafter_busy),
         shadow_path=trace.shadow_path,
+        **_times_to_wire(trace.times),
     )
 
 
 def _stats_to_wire(stats: Stats) -> verify_pb2.GenerateStats:
-    transport = statistics.median(stats.transport_s) if stats.transport_s else 0.0
     return verify_pb2.GenerateStats(
         num_prompt_tokens=stats.num_prompt_tokens,
         num_generated_tokens=stats.num_generated_tokens,
-        num_steps=stats.num_steps,
-        num_drafted_steps=stats.num_drafted_steps,
-        num_drafted_tokens=stats.num_drafted_tokens,
-        num_accepted_tokens=stats.num_accepted_tokens,
-        num_fallback_steps=stats.num_fallback_steps,
-        accepted_histogram=stats.accepted_histogram,
-        drafted_by_depth=stats.drafted_by_depth,
         queue_us=microseconds(stats.queue_s),
         prefill_us=microseconds(stats.prefill_s),
         decode_us=microseconds(stats.decode_s),
-        draft_us=microseconds(stats.draft_s),
-        tree_us=microseconds(stats.tree_s),
-        verify_us=microseconds(stats.verify_s),
-        accept_us=microseconds(stats.accept_s),
-        commit_us=microseconds(stats.commit_s),
-        drafter_busy_us=microseconds(stats.drafter_busy_s),
-        transport_p50_us=microseconds(transport),
-        shadow_tree_tokens=stats.num_shadow_accepted,
+        transport_p50_us=microseconds(statistics.median(stats.transport_s or [0.0])),
+        **{field.name: getattr(stats, field.name) for field in fields(StepCounts)},
+        **_times_to_wire(stats.times),
     )
+
+
+def _times_to_wire(times: StageTimes) -> dict[str, Any]:
+    """Fields that both messages have; neither has one for transport."""
+    return {f"{stage}_us": microseconds(seconds) for stage, seconds in times._asdict().items() if stage != "transport"}

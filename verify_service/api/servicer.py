@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -15,12 +14,12 @@ from draftwood.rpc.wire import ALGORITHM_TO_WIRE
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.api.codec import finished_to_wire, request_from_wire, started_to_wire, tokens_to_wire
 from verify_service.api.defaults import Defaults
-from verify_service.api.request_hooks import RequestHooks
 from verify_service.core.events import Event, Failed, Finished, Started, Tokens
 from verify_service.core.request import Request, check_request
 from verify_service.draft.client import DraftClient
 from verify_service.draft.types import DroppedResults
 from verify_service.engine.engine import Engine
+from verify_service.telemetry.metrics import MeasuredRequest, Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +39,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         client: DraftClient | None,
         defaults: Defaults,
         facts: TargetFacts,
-        watch: Callable[[], RequestHooks] = RequestHooks,
+        telemetry: Telemetry,
     ) -> None:
         self.engine, self.client, self.defaults, self.facts = engine, client, defaults, facts
-        self.watch = watch  # makes one for each Generate call
+        self.telemetry = telemetry
 
     @property
     def drafter_status(self) -> str:
@@ -85,7 +84,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             drafter_status=self.drafter_status,
             rejected_trees=dropped.rejected,
             stale_trees=dropped.stale,
-            fallback_steps=self.engine.runner.observer.totals.fallback_steps,
+            fallback_steps=self.engine.runner.observer.totals.num_fallback_steps,
             steps=self.engine.num_steps,
             peak_memory_bytes=peak_memory_bytes(),
         )
@@ -97,20 +96,17 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> None:
         # Not a generator: one that is suspended at a yield when its call is cancelled gets to its `finally` only when
         # it is collected. And no callback of the context: that would make the call part of a reference cycle.
-        watch = self.watch()
-        try:
-            async with errors_to_status(context), watch.errors():
+        async with errors_to_status(context):
+            with self.telemetry.watch() as call:
                 parsed = request_from_wire(request, self.defaults, context.peer())
                 check_request(parsed, self.defaults.limits)
-                await self._answer(watch.received(parsed), context, watch)
-        finally:
-            watch.gone()
+                await self._answer(call.received(parsed), context, call)
 
     async def _answer(
         self,
         request: Request,
         context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
-        watch: RequestHooks,
+        call: MeasuredRequest,
     ) -> None:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
@@ -124,10 +120,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                     case Started() as started:
                         await context.write(started_to_wire(started, request))
                     case Tokens() as tokens:
-                        watch.grew()
+                        call.grew()
                         await context.write(tokens_to_wire(tokens))
                     case Finished() as finished:
-                        watch.finished(finished)
+                        call.finished(finished)
                         await context.write(finished_to_wire(finished))
                         return
                     case Failed(error):

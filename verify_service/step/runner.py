@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -22,13 +24,12 @@ from verify_service.cache.pools import reset_slot
 from verify_service.core.accept import Finish
 from verify_service.core.events import Failed, Finished, Started, Tokens, Trace
 from verify_service.core.sequence import PREFILL_CHUNK, SequenceState
-from verify_service.core.stats import StageTimes
+from verify_service.core.stats import SequenceStep, StageTimes
 from verify_service.draft.coordinator import DraftCoordinator, Drafts
 from verify_service.model.target import TargetModel
+from verify_service.step.observer import StepObserver
 from verify_service.step.sampler import check_finite, log_probs_of, logits_row
 from verify_service.step.shadow import union_of
-from verify_service.step.stage_clock import StageClock
-from verify_service.step.step_stats import SequenceStep, StepObserver
 from verify_service.step.walk import SequenceTree, Walk, walk_tree
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,21 @@ class Load:
     tree_budget: int  # of usual trees
     max_tree_budget: int  # 0 where nothing will ever be drafted
     prefill_tokens: int  # of one pass over prompts
+
+
+class StageClock:
+    """Adds up the seconds of each stage of one step; a step of several passes goes through some of them again."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - began
 
 
 class StepRunner(ABC, Generic[Inputs, Verified]):
@@ -88,7 +104,7 @@ class StepRunner(ABC, Generic[Inputs, Verified]):
                     pending.append(SequenceTree(sequence, DraftTree.root_only(sequence.root)))
                 else:
                     walks[sequence.sequence_id] = tree, walk
-        times = clock.times(drafter_busy=drafts.busy, transport=drafts.transport)
+        times = StageTimes(**clock.seconds, drafter_busy=drafts.busy, transport=drafts.transport)
         return self._deliver_all([(s, *walks[s.sequence_id]) for s in batch], times)
 
     def num_together(self, pending: Sequence[SequenceTree]) -> int:
@@ -163,13 +179,9 @@ class StepRunner(ABC, Generic[Inputs, Verified]):
         finished: list[tuple[SequenceState, Finished | Failed]] = []
         steps: list[SequenceStep] = []
         for sequence, tree, walk in results:
-            step = SequenceStep(
-                walk.tree, len(walk.accepted.path) - 1, sequence.wants_draft, max(len(walk.shadow_path) - 1, 0)
-            )
-            steps.append(step)
-            sequence.stats.add_step(step.tree, step.num_accepted, wanted_draft=step.wanted_draft)
-            sequence.stats.num_shadow_accepted += step.num_shadow_accepted
-            sequence.stats.add_times(times, drafted=tree.num_nodes > 1)
+            num_accepted, num_shadow = len(walk.accepted.path) - 1, max(len(walk.shadow_path) - 1, 0)
+            steps.append(SequenceStep(walk.tree, num_accepted, sequence.wants_draft, num_shadow))
+            sequence.stats.add_step(steps[-1], times)
             trace = None
             if sequence.request.trace_steps or self.debug_steps:
                 trace = Trace(sequence.base_length, tree, walk.accepted.path, times, walk.shadow_path)

@@ -34,6 +34,7 @@ from tests.verify_service.models import save_tiny
 from verify_service.api.servicer import VerifyServicer
 from verify_service.build import Service, build
 from verify_service.core.sequence import SequenceState
+from verify_service.telemetry.metrics import Telemetry
 
 VOCAB, CONTEXT = 256, 2048
 PROMPT = [5, 9, 60, 33, 7]
@@ -84,7 +85,9 @@ async def stub(served: Served) -> AsyncIterator[Any]:
     served.sequences.clear()
     service = served.service
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    servicer = VerifyServicer(service.engine, service.client, service.defaults, service.facts)
+    servicer = VerifyServicer(
+        service.engine, service.client, service.defaults, service.facts, Telemetry(service.engine, service.client)
+    )
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -565,7 +568,7 @@ async def test_service_that_goes_down_says_so(tmp_path: Path) -> None:
     service = build(config_of(tmp_path))
     service.engine.start()
     server = grpc.aio.server()
-    servicer = VerifyServicer(service.engine, None, service.defaults, service.facts)
+    servicer = VerifyServicer(service.engine, None, service.defaults, service.facts, Telemetry(service.engine, None))
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

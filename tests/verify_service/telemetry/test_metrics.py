@@ -10,12 +10,12 @@ import pytest
 from draftwood.errors import OverloadedError
 from draftwood.tree import DraftTree
 from tests.system.scraping import Samples, parse, value
-from verify_service.core.stats import StageTimes
+from verify_service.core.stats import SequenceStep, StageTimes
 from verify_service.draft.coordinator import DraftCoordinator
 from verify_service.draft.types import DroppedResults
 from verify_service.step.acceptance_alarm import WINDOW_STEPS
-from verify_service.step.step_stats import SequenceStep, StepObserver
-from verify_service.telemetry.metrics import MeasuredRequest, Telemetry
+from verify_service.step.observer import StepObserver
+from verify_service.telemetry.metrics import Telemetry
 
 TREE = DraftTree.chain(5, [6, 7, 8])
 COLLAPSE, MISMATCH = "draftwood_acceptance_collapse", "draftwood_drafter_mismatch"
@@ -113,11 +113,10 @@ def test_a_service_without_a_drafter_exports_the_same_series(service: Any) -> No
 
 def test_requests_are_counted_by_what_became_of_them(service: Any) -> None:
     telemetry = Telemetry(service.engine, service.client)
-    refused, left = MeasuredRequest(telemetry), MeasuredRequest(telemetry)
-    refused.failed(OverloadedError("full"))
-    refused.gone()
-    left.grew()
-    left.gone()
+    with pytest.raises(OverloadedError), telemetry.watch():
+        raise OverloadedError("full")
+    with telemetry.watch() as left:
+        left.grew()
     said = samples(telemetry)
     assert value(said, "draftwood_requests_total", outcome="overloaded") == 1
     assert value(said, "draftwood_requests_total", outcome="cancelled") == 1
