@@ -28,9 +28,8 @@ from verify_service.core.target_spec import TargetSpec
 from verify_service.cpu.commit import Committer
 from verify_service.cpu.runner import PassRunner
 from verify_service.cpu.target import TreeTarget
-from verify_service.draft.client import DraftClient
+from verify_service.draft.client import DraftClient, Expected
 from verify_service.draft.coordinator import DraftCoordinator
-from verify_service.draft.handshake import Expected
 from verify_service.engine.engine import Engine
 from verify_service.engine.scheduler import Scheduler
 from verify_service.gpu.runner import GraphRunner

@@ -14,9 +14,8 @@ from tests.verify_service.fake_drafter import Answer, FakeDrafter
 from verify_service.cache.pools import Pools
 from verify_service.core.request import Request
 from verify_service.core.sequence import SequenceState
-from verify_service.draft.client import DraftClient
+from verify_service.draft.client import DraftClient, Expected
 from verify_service.draft.coordinator import DraftCoordinator, Drafts
-from verify_service.draft.handshake import Expected
 
 EXPECTED = Expected(
     target_layer_ids=(1, 4), hidden_size=6, vocab_size=100, tokenizer_hash="aa", projection_checksum="bb"

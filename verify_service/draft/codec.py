@@ -14,11 +14,9 @@ from verify_service.draft.types import ContextRows, DrafterFacts, DraftJob, Drop
 log = logging.getLogger(__name__)
 
 _REASONS = {
-    draft_pb2.REFUSAL_REASON_CACHE_FULL: RefusalReason.CACHE_FULL,
-    draft_pb2.REFUSAL_REASON_CONTEXT_INCOMPLETE: RefusalReason.CONTEXT_INCOMPLETE,
-    draft_pb2.REFUSAL_REASON_UNSUPPORTED: RefusalReason.UNSUPPORTED,
-    draft_pb2.REFUSAL_REASON_DEADLINE: RefusalReason.DEADLINE,
-    draft_pb2.REFUSAL_REASON_INVALID: RefusalReason.INVALID,
+    number: RefusalReason[name.removeprefix("REFUSAL_REASON_")]
+    for name, number in draft_pb2.RefusalReason.items()
+    if number != draft_pb2.REFUSAL_REASON_UNSPECIFIED
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,12 +31,11 @@ class Drafts:
     """Trees by sequence id; sequences without one are verified with a lone root."""
 
     trees: dict[int, DraftTree]
-    wait: float  # seconds in all
-    busy: float = 0.0  # of it, in the drafter by its own clock
+    busy: float = 0.0  # seconds in the drafter by its own clock
     transport: float = 0.0  # from the sending of the step to its answer, less the drafter's own time
 
 
-NO_DRAFTS = Drafts({}, 0.0)
+NO_DRAFTS = Drafts({})
 
 
 class DraftCoordinator:
@@ -74,21 +72,9 @@ class DraftCoordinator:
     def draft(self, sequences: Sequence[SequenceState], traceparent: str = "") -> Drafts:
         """One exchange for the batch; whatever fails leaves sequences without a tree. The drafter's span belongs to
         `traceparent`."""
-        wanting = [s for s in sequences if s.wants_draft]
-        causes: dict[int, Cause] = {}
-        drafts = self._exchange(wanting, traceparent, causes)
-        for s in wanting:
-            tree = drafts.trees.get(s.sequence_id)
-            if tree is None or tree.num_nodes == 1:
-                self.fallbacks[causes.get(s.sequence_id, Fallback.EMPTY)] += 1
-        return drafts
-
-    def _exchange(self, wanting: Sequence[SequenceState], traceparent: str, causes: dict[int, Cause]) -> Drafts:
-        """Writes into `causes` why sequences get no tree."""
-        started, stream = time.perf_counter(), self.stream
+        wanting, stream = [s for s in sequences if s.wants_draft], self.stream
         if stream is None or stream.is_busy:
-            cause = Fallback.ABSENT if stream is None else Fallback.BUSY
-            causes |= dict.fromkeys((s.sequence_id for s in wanting), cause)
+            self.fallbacks[Fallback.ABSENT if stream is None else Fallback.BUSY] += len(wanting)
             return NO_DRAFTS
         jobs: list[DraftJob] = []
         asked: list[SequenceState] = []
@@ -98,24 +84,26 @@ class DraftCoordinator:
                 jobs.append(job)
                 asked.append(sequence)
             else:
-                causes[sequence.sequence_id] = job
+                self.fallbacks[job] += 1
         if not jobs:
             return NO_DRAFTS
         answer = stream.exchange(jobs, self._take_closed(), self.timeout_s, traceparent)
         if not isinstance(answer, DraftAnswer):
-            causes |= dict.fromkeys((s.sequence_id for s in asked), answer)
+            self.fallbacks[answer] += len(asked)
             if answer is Fallback.TIMEOUT:
                 log.warning("the drafter did not answer within %.0f ms", self.timeout_s * 1e3)
-            return Drafts({}, time.perf_counter() - started)
+            return NO_DRAFTS
         trees: dict[int, DraftTree] = {}
         for sequence in asked:
             outcome = answer.outcomes[sequence.sequence_id]
             if isinstance(outcome, Refusal):
-                causes[sequence.sequence_id] = self._refused(sequence, outcome)
-            else:
-                trees[sequence.sequence_id] = outcome
-                sequence.rows_sent = sequence.base_length
-        return Drafts(trees, time.perf_counter() - started, answer.busy_s, answer.transport_s)
+                self.fallbacks[self._refused(sequence, outcome)] += 1
+                continue
+            trees[sequence.sequence_id] = outcome
+            sequence.rows_sent = sequence.base_length
+            if outcome.num_nodes == 1:
+                self.fallbacks[Fallback.EMPTY] += 1
+        return Drafts(trees, answer.busy_s, answer.transport_s)
 
     def _take_closed(self) -> list[int]:
         closed, self._closed = self._closed, []
@@ -129,10 +117,9 @@ class DraftCoordinator:
             sequence.rows_sent = 0
         if not sequence.is_draftable:
             return Fallback.UNDRAFTABLE
-        if stream.is_prefilling(sequence.sequence_id):
-            return Fallback.PREFILL
-        if (refusal := stream.prefill_refusal(sequence.sequence_id)) is not None:
-            return self._refused(sequence, refusal)
+        held_up = stream.prefill_state(sequence.sequence_id)
+        if held_up is not None:
+            return self._refused(sequence, held_up) if isinstance(held_up, Refusal) else held_up
         window, request = stream.facts.context_window, sequence.request
         start = max(sequence.rows_sent, sequence.base_length - window if window else 0)
         row_bytes = self.pools.features.shape[1] * self.pools.features.element_size()

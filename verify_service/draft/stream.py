@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import random
@@ -158,18 +157,16 @@ class DraftStream:
         """The answer to the step sent last, or None where it does not come in time."""
         deadline = time.monotonic() + timeout_s
         while True:
-            response = self._next(max(deadline - time.monotonic(), 0.0))
-            if response is None or response.step_id == self._step_id:  # else its step failed before it was taken
-                return response
-
-    def _next(self, timeout_s: float) -> draft_pb2.DraftResponse | None:
-        with contextlib.suppress(queue.Empty):
-            return self._answers.get(timeout=timeout_s)
-        with self._lock:
-            with contextlib.suppress(queue.Empty):
-                return self._answers.get_nowait()  # it came at the last moment
-            self._is_overdue = True
-            return None
+            try:
+                response = self._answers.get(timeout=max(deadline - time.monotonic(), 0.0))
+            except queue.Empty:
+                with self._lock:
+                    if self._answers.empty():  # else it came at the last moment
+                        self._is_overdue = True
+                        return None
+            else:
+                if response is None or response.step_id == self._step_id:  # else its step failed before it was taken
+                    return response
 
     def prefill(self, sequence_id: int, epoch: int, chunks: Sequence[ContextRows], traceparent: str = "") -> None:
         """Sends a prompt's context ahead on a call of its own, without waiting for it to arrive."""
@@ -182,16 +179,14 @@ class DraftStream:
             messages.append(message)
         self._prefills[sequence_id] = self._stub.Prefill.future(iter(messages), timeout=PREFILL_TIMEOUT_S)
 
-    def is_prefilling(self, sequence_id: int) -> bool:
-        """Whether context of the sequence is still on its way."""
-        call = self._prefills.get(sequence_id)
-        return call is not None and not call.done()
-
-    def prefill_refusal(self, sequence_id: int) -> Refusal | None:
-        """Why context of the sequence was refused for good, said once; None where it arrived, is on its way, or got
-        lost: a step then tells what is missing."""
-        if self.is_prefilling(sequence_id) or (call := self._prefills.pop(sequence_id, None)) is None:
+    def prefill_state(self, sequence_id: int) -> Fallback | Refusal | None:
+        """PREFILL while context of the sequence is on its way, and once why it was refused for good. None where it
+        arrived, or got lost: a step then tells what is missing."""
+        if (call := self._prefills.get(sequence_id)) is None:
             return None
+        if not call.done():
+            return Fallback.PREFILL
+        del self._prefills[sequence_id]
         if not isinstance(call, grpc.Call) or (reason := _FINAL.get(call.code())) is None:
             return None
         return Refusal(reason, call.details() or "")

@@ -10,7 +10,7 @@ from draftwood.errors import ModelMismatchError
 from draftwood.v1 import draft_pb2
 from tests.verify_service.draft_rig import EXPECTED
 from tests.verify_service.fake_drafter import MODEL
-from verify_service.draft.handshake import Expected, check_handshake
+from verify_service.draft.client import Expected, check_handshake
 from verify_service.draft.types import DrafterFacts
 
 WRONG: dict[str, Any] = {
