@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import secrets
 import statistics
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from draftwood.errors import InvalidRequestError
 from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, microseconds, sampling_from_wire, tree_to_wire
 from draftwood.telemetry import MAX_TRACEPARENT
 from draftwood.v1 import tree_pb2, verify_pb2
-from verify_service.api.defaults import Defaults
 from verify_service.core.accept import Finish
 from verify_service.core.events import Finished, Started, TokenLogProbs, Tokens, Trace
-from verify_service.core.request import Request, check_prompt_length, new_request_id, new_seed
+from verify_service.core.request import Limits, Request, check_prompt_length
 from verify_service.core.stats import StageTimes, Stats, StepCounts
 
 FINISH_TO_WIRE = {
     Finish.STOP: verify_pb2.FINISH_REASON_STOP,
     Finish.LENGTH: verify_pb2.FINISH_REASON_LENGTH,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a request gets where it says nothing: the server's settings, resolved against its model and device."""
+
+    limits: Limits
+    algorithm: str
+    tree_budget: int
+    width_cap: int
+    spine: bool
+    stop_token_ids: frozenset[int]
+    shadow_linear: bool = False
+    is_drafted: bool = True  # whether there is a drafter, now or later; without one nothing is drafted
 
 
 def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, peer: str = "") -> Request:
@@ -36,11 +50,11 @@ def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, p
         algorithm = ALGORITHM_FROM_WIRE[message.algorithm]
     stop = frozenset(message.stop_token_ids)
     return Request(
-        request_id=message.request_id or new_request_id(),
+        request_id=message.request_id or secrets.token_hex(8),
         prompt_token_ids=prompt,
         max_new_tokens=message.max_new_tokens if has("max_new_tokens") else room,
         min_new_tokens=message.min_new_tokens,
-        sampling=sampling_from_wire(message.sampling, seed=new_seed(), vocab_size=defaults.limits.vocab_size),
+        sampling=sampling_from_wire(message.sampling, seed=secrets.randbits(64), vocab_size=defaults.limits.vocab_size),
         stop_token_ids=stop if message.ignore_model_stop else stop | defaults.stop_token_ids,
         algorithm=algorithm if defaults.is_drafted else "none",
         tree_budget=message.tree_budget if has("tree_budget") else defaults.tree_budget,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import random
+from typing import Any
 
 import grpc.aio
 
@@ -12,22 +13,13 @@ from draftwood.memory import peak_memory_bytes
 from draftwood.rpc.conventions import errors_to_status
 from draftwood.rpc.wire import ALGORITHM_TO_WIRE
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.api.codec import finished_to_wire, request_from_wire, started_to_wire, tokens_to_wire
-from verify_service.api.defaults import Defaults
+from verify_service.api.codec import Defaults, finished_to_wire, request_from_wire, started_to_wire, tokens_to_wire
 from verify_service.core.events import Event, Failed, Finished, Started, Tokens
 from verify_service.core.request import Request, check_request
 from verify_service.draft.client import DraftClient
 from verify_service.draft.types import DroppedResults
 from verify_service.engine.engine import Engine
 from verify_service.telemetry.metrics import MeasuredRequest, Telemetry
-
-
-@dataclass(frozen=True, slots=True)
-class TargetFacts:
-    """What GetTargetModel says about the model."""
-
-    model: verify_pb2.TargetModel
-    incarnation: int
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
@@ -38,11 +30,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         engine: Engine,
         client: DraftClient | None,
         defaults: Defaults,
-        facts: TargetFacts,
+        model: verify_pb2.TargetModel,
         telemetry: Telemetry,
     ) -> None:
-        self.engine, self.client, self.defaults, self.facts = engine, client, defaults, facts
-        self.telemetry = telemetry
+        self.engine, self.client, self.defaults = engine, client, defaults
+        self.model, self.telemetry, self.incarnation = model, telemetry, random.getrandbits(63)
 
     @property
     def drafter_status(self) -> str:
@@ -50,14 +42,12 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         return self.client.status if self.client is not None else "none: no drafter is configured"
 
     async def GetTargetModel(
-        self,
-        request: verify_pb2.GetTargetModelRequest,
-        context: grpc.aio.ServicerContext[verify_pb2.GetTargetModelRequest, verify_pb2.GetTargetModelResponse],
+        self, request: verify_pb2.GetTargetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verify_pb2.GetTargetModelResponse:
         stream = self.client.stream if self.client is not None else None
         return verify_pb2.GetTargetModelResponse(
-            model=self.facts.model,
-            incarnation=self.facts.incarnation,
+            model=self.model,
+            incarnation=self.incarnation,
             version=__version__,
             default_algorithm=ALGORITHM_TO_WIRE[self.defaults.algorithm],
             default_tree_budget=self.defaults.tree_budget,
@@ -68,9 +58,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         )
 
     async def GetLoad(
-        self,
-        request: verify_pb2.GetLoadRequest,
-        context: grpc.aio.ServicerContext[verify_pb2.GetLoadRequest, verify_pb2.GetLoadResponse],
+        self, request: verify_pb2.GetLoadRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verify_pb2.GetLoadResponse:
         scheduler = self.engine.scheduler
         dropped = self.client.dropped if self.client is not None else DroppedResults()
@@ -90,9 +78,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         )
 
     async def Generate(  # pyright: ignore[reportIncompatibleMethodOverride] - the stubs know only generators
-        self,
-        request: verify_pb2.GenerateRequest,
-        context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
+        self, request: verify_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         # Not a generator: one that is suspended at a yield when its call is cancelled gets to its `finally` only when
         # it is collected. And no callback of the context: that would make the call part of a reference cycle.
@@ -103,17 +89,14 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 await self._answer(call.received(parsed), context, call)
 
     async def _answer(
-        self,
-        request: Request,
-        context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
-        call: MeasuredRequest,
+        self, request: Request, context: grpc.aio.ServicerContext[Any, Any], call: MeasuredRequest
     ) -> None:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
         def emit(event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        sequence_id = self.engine.submit(request, emit, timeout_s=_time_left(context))
+        sequence_id = self.engine.submit(request, emit, timeout_s=context.time_remaining())
         try:
             while True:
                 match await events.get():
@@ -130,11 +113,3 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                         raise error
         finally:
             self.engine.cancel(sequence_id)
-
-
-def _time_left(
-    context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
-) -> float | None:
-    """Seconds to the call's deadline."""
-    left: float | None = context.time_remaining()
-    return left

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, field
 
 from draftwood.errors import ContextLengthError, InvalidRequestError
@@ -43,16 +42,6 @@ class Request:
     shadow_linear: bool = False  # commit the chain, and say what the tree would have won
     traceparent: str = ""  # context that the spans of its steps belong to; empty where it is not traced
     client: str = ""  # whom fair shares go to
-
-
-def new_request_id() -> str:
-    """A random name."""
-    return secrets.token_hex(8)
-
-
-def new_seed() -> int:
-    """A random 64-bit seed."""
-    return secrets.randbits(64)
 
 
 def check_request(request: Request, limits: Limits) -> None:

@@ -13,8 +13,7 @@ from draftwood.telemetry.metrics import STAGES
 from draftwood.telemetry.tracing import Tracing, context_of, is_sampled, traceparent_of
 from draftwood.tree import DraftTree
 from draftwood.v1 import verify_pb2
-from verify_service.api.codec import request_from_wire
-from verify_service.api.defaults import Defaults
+from verify_service.api.codec import Defaults, request_from_wire
 from verify_service.core.request import Limits, Request
 from verify_service.core.sequence import SequenceState
 from verify_service.core.stats import SequenceStep, StageTimes
