@@ -92,7 +92,6 @@ def _check_lengths(message: verify_pb2.GenerateRequest, defaults: Defaults) -> N
 
 
 def started_to_wire(event: Started, request: Request) -> verify_pb2.GenerateResponse:
-    """The start of an answer."""
     started = verify_pb2.GenerateStarted(
         request_id=request.request_id,
         seed=request.sampling.seed,
@@ -102,7 +101,6 @@ def started_to_wire(event: Started, request: Request) -> verify_pb2.GenerateResp
 
 
 def tokens_to_wire(event: Tokens) -> verify_pb2.GenerateResponse:
-    """Newly committed tokens."""
     chunk = verify_pb2.TokenChunk(
         token_ids=event.token_ids,
         log_probs=[_log_probs_to_wire(entry) for entry in event.log_probs],
@@ -114,7 +112,6 @@ def tokens_to_wire(event: Tokens) -> verify_pb2.GenerateResponse:
 
 
 def finished_to_wire(event: Finished) -> verify_pb2.GenerateResponse:
-    """The end of an answer."""
     finished = verify_pb2.GenerateFinished(
         reason=FINISH_TO_WIRE[event.reason], stop_token_id=event.stop_token_id, stats=_stats_to_wire(event.stats)
     )

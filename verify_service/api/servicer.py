@@ -38,7 +38,6 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
     @property
     def drafter_status(self) -> str:
-        """For people."""
         return self.client.status if self.client is not None else "none: no drafter is configured"
 
     async def GetTargetModel(

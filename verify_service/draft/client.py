@@ -52,7 +52,6 @@ class DraftClient:
         self._thread = threading.Thread(target=self._supervise, name="draft-client", daemon=True)
 
     def start(self) -> None:
-        """Starts looking."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -124,4 +123,4 @@ def check_handshake(expected: Expected, model: draft_pb2.DraftModel) -> DrafterF
     for name, ours, theirs in pairs:
         if ours != theirs:
             raise ModelMismatchError(f"{name} is {theirs} at the drafter {model.model_id}, {ours} here", field=name)
-    return DrafterFacts(model.model_id, model.vocab_size, model.max_depth, model.context_window, model.max_context)
+    return DrafterFacts(model.model_id, model.vocab_size, model.max_depth, model.context_window)

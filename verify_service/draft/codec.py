@@ -25,25 +25,21 @@ class SequenceWriter:
     a third of a message's time."""
 
     def __init__(self) -> None:
-        self._standing: dict[int, tuple[object, draft_pb2.DraftSequence]] = {}  # by sequence id, with what it was for
+        self._standing: dict[int, draft_pb2.DraftSequence] = {}  # by sequence id
 
     def write(self, job: DraftJob, message: draft_pb2.DraftSequence) -> None:
         """Fills in an empty message."""
-        settings, standing = (job.tree, job.sampling), self._standing.get(job.sequence_id)
-        if standing is None or standing[0] != settings:
-            made = draft_pb2.DraftSequence(
-                sequence_id=job.sequence_id,
-                tree=tree_options_to_wire(job.tree),
-                sampling=sampling_to_wire(job.sampling),
-            )
-            standing = self._standing[job.sequence_id] = settings, made
-        message.CopyFrom(standing[1])
+        standing = self._standing.get(job.sequence_id)
+        if standing is None:
+            tree, sampling = tree_options_to_wire(job.tree), sampling_to_wire(job.sampling)
+            standing = draft_pb2.DraftSequence(sequence_id=job.sequence_id, tree=tree, sampling=sampling)
+            self._standing[job.sequence_id] = standing
+        message.CopyFrom(standing)
         message.epoch, message.base_length, message.root_token_id = job.epoch, job.base_length, job.root
         if job.context is not None:
             write_rows(job.context, message.context)
 
     def forget(self, sequence_id: int) -> None:
-        """The sequence has ended."""
         self._standing.pop(sequence_id, None)
 
 

@@ -44,9 +44,13 @@ class DraftCoordinator:
     def __init__(self, client: DraftClient | None, pools: Pools, *, timeout_s: float) -> None:
         self.client, self.pools, self.timeout_s = client, pools, timeout_s
         self._closed: list[int] = []
-        # Since the start, by cause: steps of sequences that had to do without a draft, trees that were refused.
+        # Since the start, by cause: steps of sequences that had to do without a draft.
         self.fallbacks: dict[Cause, int] = dict.fromkeys((*Fallback, *RefusalReason), 0)
-        self.refused_trees: dict[RefusalReason, int] = dict.fromkeys(RefusalReason, 0)
+
+    @property
+    def refused_trees(self) -> dict[RefusalReason, int]:
+        """Since the start, by reason; the stream counts what is stale."""
+        return {reason: self.fallbacks[reason] for reason in RefusalReason if reason is not RefusalReason.STALE}
 
     @property
     def stream(self) -> DraftStream | None:
@@ -154,9 +158,7 @@ class DraftCoordinator:
         )
 
     def _refused(self, sequence: SequenceState, refusal: Refusal) -> RefusalReason:
-        """Counts a refusal and notes what it says about the drafter's context cache; its reason."""
-        if refusal.reason is not RefusalReason.STALE:  # the stream counts those
-            self.refused_trees[refusal.reason] += 1
+        """Notes what a refusal says about the drafter's context cache; its reason."""
         match refusal.reason:
             case RefusalReason.MALFORMED:
                 sequence.rows_sent = sequence.base_length

@@ -120,14 +120,13 @@ class DraftStream:
     ) -> DraftAnswer | Fallback:
         """Sends one step, for which the stream must not be busy, and waits for its answer: TIMEOUT where it does not
         come in time, DISCONNECT where the stream breaks. Also tells of sequences that were closed."""
-        sent_at = time.perf_counter()
         self._sent_at = time.monotonic()
         with self._lock:
             self._step_id = self._outstanding = self._num_messages + 1
             self._is_overdue = False
         self._send(jobs, closed, timeout_s, traceparent)
         response = self._receive(timeout_s)
-        waited_s = time.perf_counter() - sent_at
+        waited_s = time.monotonic() - self._sent_at
         if response is None:
             return Fallback.DISCONNECT if self.is_broken else Fallback.TIMEOUT
         busy_s = min(response.busy_us / 1e6, waited_s)  # the drafter's word, which cannot be longer than the wait

@@ -150,7 +150,7 @@ class StepRunner(ABC, Generic[Inputs, Verified]):
         """Takes note of a committed chunk: final hidden states [P, H] of its tokens."""
         if sequence.request.num_prompt_log_probs is not None:
             self._prompt_log_probs(sequence, hidden)
-        sequence.advance(hidden.shape[0])
+        sequence.base_length += hidden.shape[0]
         if sequence.is_prefilled:
             self._prefill_hidden[sequence.sequence_id] = hidden[-1:].clone()
 
@@ -189,7 +189,7 @@ class StepRunner(ABC, Generic[Inputs, Verified]):
             if end is not None:
                 finished.append((sequence, end))
             else:
-                sequence.advance(len(walk.accepted.path))
+                sequence.base_length += len(walk.accepted.path)
             if trace is not None and self.debug_steps:
                 _log_step(sequence, trace)
         self.observer.step(steps, times)
@@ -240,7 +240,6 @@ def _tree_for(sequence: SequenceState, drafts: Drafts) -> DraftTree:
 
 
 def _log_step(sequence: SequenceState, trace: Trace) -> None:
-    times = trace.times
     log.info(
         "step %s nodes=%d depth=%d accepted=%d%s draft=%.2f tree=%.2f verify=%.2f accept=%.2f commit=%.2f ms",
         sequence.request.request_id,
@@ -248,5 +247,5 @@ def _log_step(sequence: SequenceState, trace: Trace) -> None:
         trace.tree.max_depth,
         len(trace.path) - 1,
         f" tree_accepted={len(trace.shadow_path) - 1}" if trace.shadow_path else "",
-        *(1e3 * t for t in (times.draft, times.tree, times.verify, times.accept, times.commit)),
+        *(1e3 * seconds for seconds in trace.times[:5]),
     )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError
@@ -17,7 +17,7 @@ from verify_service.core.events import Finished
 from verify_service.core.request import Request
 from verify_service.core.stats import SequenceStep, StageTimes
 from verify_service.draft.client import DraftClient
-from verify_service.draft.types import DroppedResults, RefusalReason
+from verify_service.draft.types import DroppedResults
 from verify_service.engine.engine import PATIENCE_S, Engine
 
 if TYPE_CHECKING:
@@ -138,18 +138,18 @@ class Telemetry:
             dropped = client.dropped if client is not None else DroppedResults()
             return {"late": dropped.late, "mismatched": dropped.mismatched}
 
-        def refused() -> Mapping[str, float]:
-            counts = self._engine.coordinator.refused_trees
-            return {cause.value: counts[cause] for cause in RefusalReason if cause is not RefusalReason.STALE}
-
         read(metrics.DRAFTER_STATE, state)
         read(metrics.DRAFTER_MISMATCH, lambda: float(client is not None and client.mismatch is not None))
         read(
             metrics.ACCEPTANCE_COLLAPSE, lambda: float(alarm.is_on and client is not None and client.stream is not None)
         )
-        read(metrics.FALLBACKS, lambda: {cause.value: n for cause, n in self._engine.coordinator.fallbacks.items()})
-        read(metrics.REFUSED_TREES, refused)
+        read(metrics.FALLBACKS, lambda: _by_cause(self._engine.coordinator.fallbacks))
+        read(metrics.REFUSED_TREES, lambda: _by_cause(self._engine.coordinator.refused_trees))
         read(metrics.STALE_TREES, stale)
+
+
+def _by_cause(counts: Mapping[Any, int]) -> dict[str, float]:
+    return {cause.value: n for cause, n in counts.items()}
 
 
 def _by_depth(counts: Sequence[int]) -> dict[str, float]:
@@ -176,13 +176,11 @@ class MeasuredRequest:
         return dataclasses.replace(request, traceparent=self._span.traceparent)
 
     def grew(self) -> None:
-        """Tokens have come."""
         if not self._has_tokens:
             self._has_tokens = True
             self._telemetry.first_token(time.perf_counter() - self._began)
 
     def finished(self, event: Finished) -> None:
-        """It was answered."""
         telemetry, stats = self._telemetry, event.stats
         self.outcome = event.reason.name.lower()
         telemetry.request_seconds(time.perf_counter() - self._began)

@@ -490,10 +490,13 @@ async def test_the_service_itself_keeps_the_calls_deadline(
 ) -> None:
     """One that is over when the engine takes the request; the call's own stays far away."""
 
-    def time_left(context: Any) -> float:
-        return context.time_remaining() - 60
+    engine = served.service.engine
+    submit = engine.submit
 
-    monkeypatch.setattr("verify_service.api.servicer._time_left", time_left)
+    def submit_late(*args: Any, timeout_s: float) -> int:
+        return submit(*args, timeout_s=timeout_s - 61)
+
+    monkeypatch.setattr(engine, "submit", submit_late)
     status = await error_of(stub)
     assert status.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     error = from_rpc_error(status)

@@ -50,4 +50,4 @@ def test_without_a_tokenizer_nothing_is_compared(side: str) -> None:
     theirs = "" if side == "drafter" else "cc"
     expected = Expected((1, 4), 6, 100, ours, "bb")
     facts = check_handshake(expected, model_with(tokenizer_hash=theirs))
-    assert facts == DrafterFacts("fake", vocab_size=100, max_depth=7, context_window=0, max_context=4096)
+    assert facts == DrafterFacts("fake", vocab_size=100, max_depth=7, context_window=0)
