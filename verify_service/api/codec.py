@@ -7,13 +7,13 @@ import statistics
 from dataclasses import dataclass, fields
 from typing import Any
 
-from draftwood.errors import InvalidRequestError
+from draftwood.errors import ContextLengthError, InvalidRequestError
 from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, microseconds, sampling_from_wire, tree_to_wire
 from draftwood.telemetry import MAX_TRACEPARENT
 from draftwood.v1 import tree_pb2, verify_pb2
 from verify_service.core.accept import Finish
 from verify_service.core.events import Finished, Started, TokenLogProbs, Tokens, Trace
-from verify_service.core.request import Limits, Request, check_prompt_length
+from verify_service.core.request import Limits, Request
 from verify_service.core.stats import StageTimes, Stats, StepCounts
 
 FINISH_TO_WIRE = {
@@ -82,7 +82,13 @@ def _shadow_linear(message: verify_pb2.GenerateRequest, defaults: Defaults, algo
 def _check_lengths(message: verify_pb2.GenerateRequest, defaults: Defaults) -> None:
     """Before anything walks the lists: this is the event loop, and a message may hold millions of entries."""
     limits = defaults.limits
-    check_prompt_length(len(message.prompt_token_ids), limits)
+    length = len(message.prompt_token_ids)
+    if length + 1 > limits.max_context:
+        raise ContextLengthError(
+            f"the prompt has {length} tokens; this model's maximum context length is {limits.max_context} tokens, "
+            f"at least one of them for the answer",
+            field="prompt_token_ids",
+        )
     lists = (("stop_token_ids", message.stop_token_ids), ("logit_bias", message.sampling.logit_bias))
     for name, entries in lists:
         if len(entries) > limits.vocab_size:
@@ -91,31 +97,30 @@ def _check_lengths(message: verify_pb2.GenerateRequest, defaults: Defaults) -> N
             )
 
 
-def started_to_wire(event: Started, request: Request) -> verify_pb2.GenerateResponse:
-    started = verify_pb2.GenerateStarted(
-        request_id=request.request_id,
-        seed=request.sampling.seed,
-        prompt_log_probs=[_log_probs_to_wire(entry) for entry in event.prompt_log_probs],
-    )
-    return verify_pb2.GenerateResponse(started=started)
-
-
-def tokens_to_wire(event: Tokens) -> verify_pb2.GenerateResponse:
-    chunk = verify_pb2.TokenChunk(
-        token_ids=event.token_ids,
-        log_probs=[_log_probs_to_wire(entry) for entry in event.log_probs],
-        trace=_trace_to_wire(event.trace) if event.trace is not None else None,
-        num_drafted_tokens=event.num_drafted,
-        num_accepted_tokens=event.num_accepted,
-    )
-    return verify_pb2.GenerateResponse(chunk=chunk)
-
-
-def finished_to_wire(event: Finished) -> verify_pb2.GenerateResponse:
-    finished = verify_pb2.GenerateFinished(
-        reason=FINISH_TO_WIRE[event.reason], stop_token_id=event.stop_token_id, stats=_stats_to_wire(event.stats)
-    )
-    return verify_pb2.GenerateResponse(finished=finished)
+def event_to_wire(event: Started | Tokens | Finished, request: Request) -> verify_pb2.GenerateResponse:
+    """`request` is what the event answers."""
+    match event:
+        case Started(prompt_log_probs):
+            started = verify_pb2.GenerateStarted(
+                request_id=request.request_id,
+                seed=request.sampling.seed,
+                prompt_log_probs=map(_log_probs_to_wire, prompt_log_probs),
+            )
+            return verify_pb2.GenerateResponse(started=started)
+        case Tokens(token_ids, log_probs, trace, num_drafted, num_accepted):
+            chunk = verify_pb2.TokenChunk(
+                token_ids=token_ids,
+                log_probs=map(_log_probs_to_wire, log_probs),
+                trace=_trace_to_wire(trace) if trace is not None else None,
+                num_drafted_tokens=num_drafted,
+                num_accepted_tokens=num_accepted,
+            )
+            return verify_pb2.GenerateResponse(chunk=chunk)
+        case Finished(reason, stop_token_id, stats):
+            finished = verify_pb2.GenerateFinished(
+                reason=FINISH_TO_WIRE[reason], stop_token_id=stop_token_id, stats=_stats_to_wire(stats)
+            )
+            return verify_pb2.GenerateResponse(finished=finished)
 
 
 def _log_probs_to_wire(entry: TokenLogProbs) -> verify_pb2.TokenLogProbs:

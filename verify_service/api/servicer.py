@@ -13,8 +13,8 @@ from draftwood.memory import peak_memory_bytes
 from draftwood.rpc.conventions import errors_to_status
 from draftwood.rpc.wire import ALGORITHM_TO_WIRE
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.api.codec import Defaults, finished_to_wire, request_from_wire, started_to_wire, tokens_to_wire
-from verify_service.core.events import Event, Failed, Finished, Started, Tokens
+from verify_service.api.codec import Defaults, event_to_wire, request_from_wire
+from verify_service.core.events import Event, Failed, Finished
 from verify_service.core.request import Request, check_request
 from verify_service.draft.client import DraftClient
 from verify_service.draft.types import DroppedResults
@@ -98,17 +98,12 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         sequence_id = self.engine.submit(request, emit, timeout_s=context.time_remaining())
         try:
             while True:
-                match await events.get():
-                    case Started() as started:
-                        await context.write(started_to_wire(started, request))
-                    case Tokens() as tokens:
-                        call.grew()
-                        await context.write(tokens_to_wire(tokens))
-                    case Finished() as finished:
-                        call.finished(finished)
-                        await context.write(finished_to_wire(finished))
-                        return
-                    case Failed(error):
-                        raise error
+                event = await events.get()
+                if isinstance(event, Failed):
+                    raise event.error
+                call.notice(event)
+                await context.write(event_to_wire(event, request))
+                if isinstance(event, Finished):
+                    return
         finally:
             self.engine.cancel(sequence_id)

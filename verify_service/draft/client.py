@@ -44,7 +44,6 @@ class DraftClient:
     def __init__(self, address: str, expected: Expected, security: Security = OPEN) -> None:
         self.address, self.expected, self._security = address, expected, security
         self.status = "absent"
-        self.mismatch: str | None = None
         self.stream: DraftStream | None = None  # the last one, open or just broken; None while there is no drafter
         self.dropped = DroppedResults()  # over all streams
         self._stopping = threading.Event()
@@ -69,14 +68,13 @@ class DraftClient:
                     stream = self._connect(channel)
                 except ModelMismatchError as error:
                     self._say("mismatch: " + error.message)
-                    self.mismatch, backoff = error.message, HOPELESS_BACKOFF_S
+                    backoff = HOPELESS_BACKOFF_S
                 except grpc.RpcError as error:
                     refusal = _refusal(error)
                     self._say(f"refused: {refusal}" if refusal else f"absent: nothing answers at {self.address}")
-                    self.mismatch = None
                     backoff = HOPELESS_BACKOFF_S if refusal else min(backoff * 2, MAX_BACKOFF_S)
                 else:
-                    self.mismatch, backoff, self.stream = None, MIN_BACKOFF_S, stream
+                    backoff, self.stream = MIN_BACKOFF_S, stream
                     self._say("ready")
                     self.settled.set()
                     if self._stopping.is_set():  # `stop` came before there was a stream to close

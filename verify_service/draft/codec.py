@@ -20,27 +20,16 @@ _REASONS = {
 }
 
 
-class SequenceWriter:
-    """Writes jobs into messages. What stays the same for a sequence from step to step is kept: made anew, it would be
-    a third of a message's time."""
-
-    def __init__(self) -> None:
-        self._standing: dict[int, draft_pb2.DraftSequence] = {}  # by sequence id
-
-    def write(self, job: DraftJob, message: draft_pb2.DraftSequence) -> None:
-        """Fills in an empty message."""
-        standing = self._standing.get(job.sequence_id)
-        if standing is None:
-            tree, sampling = tree_options_to_wire(job.tree), sampling_to_wire(job.sampling)
-            standing = draft_pb2.DraftSequence(sequence_id=job.sequence_id, tree=tree, sampling=sampling)
-            self._standing[job.sequence_id] = standing
-        message.CopyFrom(standing)
-        message.epoch, message.base_length, message.root_token_id = job.epoch, job.base_length, job.root
-        if job.context is not None:
-            write_rows(job.context, message.context)
-
-    def forget(self, sequence_id: int) -> None:
-        self._standing.pop(sequence_id, None)
+def write_job(job: DraftJob, standing: dict[int, draft_pb2.DraftSequence], message: draft_pb2.DraftSequence) -> None:
+    """Fills in an empty message. What stays the same from step to step is kept in `standing`, by sequence id: made anew,
+    it would be a third of a message's time."""
+    if job.sequence_id not in standing:
+        tree, sampling = tree_options_to_wire(job.tree), sampling_to_wire(job.sampling)
+        standing[job.sequence_id] = draft_pb2.DraftSequence(sequence_id=job.sequence_id, tree=tree, sampling=sampling)
+    message.CopyFrom(standing[job.sequence_id])
+    message.epoch, message.base_length, message.root_token_id = job.epoch, job.base_length, job.root
+    if job.context is not None:
+        write_rows(job.context, message.context)
 
 
 def write_rows(rows: ContextRows, message: draft_pb2.ContextRows) -> None:

@@ -43,7 +43,6 @@ class DraftCoordinator:
 
     def __init__(self, client: DraftClient | None, pools: Pools, *, timeout_s: float) -> None:
         self.client, self.pools, self.timeout_s = client, pools, timeout_s
-        self._closed: list[int] = []
         # Since the start, by cause: steps of sequences that had to do without a draft.
         self.fallbacks: dict[Cause, int] = dict.fromkeys((*Fallback, *RefusalReason), 0)
 
@@ -62,16 +61,12 @@ class DraftCoordinator:
         """Frees what the drafter holds for an ended sequence, with the next message."""
         stream = self.stream
         if stream is not None and sequence.stream_id == stream.stream_id:
-            stream.end_prefill(sequence.sequence_id)
-            self._closed.append(sequence.sequence_id)
+            stream.close_sequence(sequence.sequence_id)
 
     def flush(self) -> None:
-        """Sends closed ids where no step will carry them: an engine without work has no other occasion for it."""
-        stream = self.stream
-        if stream is None:
-            self._closed.clear()
-        elif self._closed:
-            stream.tell_closed(self._take_closed())
+        """Behind everything that a turn of the engine does."""
+        if (stream := self.stream) is not None:
+            stream.flush()
 
     def draft(self, sequences: Sequence[SequenceState], traceparent: str = "") -> Drafts:
         """One exchange for the batch; whatever fails leaves sequences without a tree. The drafter's span belongs to
@@ -91,7 +86,7 @@ class DraftCoordinator:
                 self.fallbacks[job] += 1
         if not jobs:
             return NO_DRAFTS
-        answer = stream.exchange(jobs, self._take_closed(), self.timeout_s, traceparent)
+        answer = stream.exchange(jobs, self.timeout_s, traceparent)
         if not isinstance(answer, DraftAnswer):
             self.fallbacks[answer] += len(asked)
             if answer is Fallback.TIMEOUT:
@@ -108,10 +103,6 @@ class DraftCoordinator:
             if outcome.num_nodes == 1:
                 self.fallbacks[Fallback.EMPTY] += 1
         return Drafts(trees, answer.busy_s, answer.transport_s)
-
-    def _take_closed(self) -> list[int]:
-        closed, self._closed = self._closed, []
-        return closed
 
     def _job(self, sequence: SequenceState, stream: DraftStream) -> DraftJob | Cause:
         """What the drafter must be told, or why the sequence cannot be drafted for now."""

@@ -13,7 +13,7 @@ from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError
 from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
-from verify_service.core.events import Finished
+from verify_service.core.events import Finished, Started, Tokens
 from verify_service.core.request import Request
 from verify_service.core.stats import SequenceStep, StageTimes
 from verify_service.draft.client import DraftClient
@@ -48,8 +48,7 @@ class Telemetry:
         self.per_token = recorded.histogram(metrics.TIME_PER_OUTPUT_TOKEN).observe
         self.prompt_tokens = recorded.counter(metrics.PROMPT_TOKENS)
         self.generated_tokens = recorded.counter(metrics.GENERATED_TOKENS)
-        self._read_load()
-        self._read_totals()
+        self._read_engine()
         self._read_drafter()
 
     @classmethod
@@ -96,7 +95,7 @@ class Telemetry:
         if drafted:
             self._transport(times.transport)
 
-    def _read_load(self) -> None:
+    def _read_engine(self) -> None:
         read, scheduler = self.instruments.read, self._engine.scheduler
         read(metrics.RUNNING, lambda: len(scheduler.active))
         read(metrics.QUEUED, lambda: len(scheduler.waiting))
@@ -108,9 +107,7 @@ class Telemetry:
         read(metrics.SLOTS, lambda: scheduler.slots.num_slots)
         read(metrics.LOOP_TURNING, lambda: float(self._engine.is_turning(PATIENCE_S)))
         read(metrics.STEPS, lambda: self._engine.num_steps)
-
-    def _read_totals(self) -> None:
-        read, totals = self.instruments.read, self._observer.totals
+        totals = self._observer.totals
 
         def steps() -> Mapping[str, float]:
             drafted, fallback = totals.num_drafted_steps, totals.num_fallback_steps
@@ -130,7 +127,7 @@ class Telemetry:
     def _read_drafter(self) -> None:
         read, client, alarm = self.instruments.read, self._client, self._observer.alarm
 
-        def state() -> Mapping[str, float]:
+        def states() -> dict[str, float]:
             now = client.status.partition(":")[0] if client is not None else "none"
             return {name: float(name == now) for name in DRAFTER_STATES}
 
@@ -138,8 +135,8 @@ class Telemetry:
             dropped = client.dropped if client is not None else DroppedResults()
             return {"late": dropped.late, "mismatched": dropped.mismatched}
 
-        read(metrics.DRAFTER_STATE, state)
-        read(metrics.DRAFTER_MISMATCH, lambda: float(client is not None and client.mismatch is not None))
+        read(metrics.DRAFTER_STATE, states)
+        read(metrics.DRAFTER_MISMATCH, lambda: states()["mismatch"])
         read(
             metrics.ACCEPTANCE_COLLAPSE, lambda: float(alarm.is_on and client is not None and client.stream is not None)
         )
@@ -175,12 +172,15 @@ class MeasuredRequest:
         self._span = RequestSpan(self._telemetry.tracing, request, self._began_ns)
         return dataclasses.replace(request, traceparent=self._span.traceparent)
 
-    def grew(self) -> None:
-        if not self._has_tokens:
+    def notice(self, event: Started | Tokens | Finished) -> None:
+        """An event is about to be sent."""
+        if isinstance(event, Tokens) and not self._has_tokens:
             self._has_tokens = True
             self._telemetry.first_token(time.perf_counter() - self._began)
+        elif isinstance(event, Finished):
+            self._finished(event)
 
-    def finished(self, event: Finished) -> None:
+    def _finished(self, event: Finished) -> None:
         telemetry, stats = self._telemetry, event.stats
         self.outcome = event.reason.name.lower()
         telemetry.request_seconds(time.perf_counter() - self._began)
