@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,8 +18,7 @@ from draftwood.errors import ConfigError
 from draftwood.memory import physical_memory_bytes
 from draftwood.security.security import Security
 from draftwood.v1 import verify_pb2
-from verify_service.api.defaults import Defaults
-from verify_service.api.servicer import TargetFacts
+from verify_service.api.codec import Defaults
 from verify_service.cache.pages import PageAllocator, SlotAllocator
 from verify_service.cache.pools import Pools, allocate_pools
 from verify_service.core.request import Limits
@@ -28,9 +26,8 @@ from verify_service.core.target_spec import TargetSpec
 from verify_service.cpu.commit import Committer
 from verify_service.cpu.runner import PassRunner
 from verify_service.cpu.target import TreeTarget
-from verify_service.draft.client import DraftClient
+from verify_service.draft.client import DraftClient, Expected
 from verify_service.draft.coordinator import DraftCoordinator
-from verify_service.draft.handshake import Expected
 from verify_service.engine.engine import Engine
 from verify_service.engine.scheduler import Scheduler
 from verify_service.gpu.runner import GraphRunner
@@ -55,7 +52,7 @@ class Service:
     engine: Engine
     client: DraftClient | None
     defaults: Defaults
-    facts: TargetFacts
+    model: verify_pb2.TargetModel
     security: Security
     description: str
 
@@ -107,7 +104,7 @@ def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
         engine,
         client,
         _defaults(config, spec, max_context, device, is_drafted=client is not None),
-        TargetFacts(_target_model(spec, name, texts, dtype, max_context, projector), random.getrandbits(63)),
+        _target_model(spec, name, texts, dtype, max_context, projector),
         security,
         f"{name}, {str(dtype).removeprefix('torch.')}, {_place(device)}",
     )

@@ -12,7 +12,6 @@ from draftwood.config import VerifyConfig
 from draftwood.rpc.server import RpcServer
 from draftwood.service import run, say_ready, stop_on_signals
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.api.request_hooks import RequestHooks
 from verify_service.api.servicer import VerifyServicer
 from verify_service.build import Service, build
 from verify_service.engine.engine import PATIENCE_S
@@ -42,8 +41,7 @@ async def serve(config: VerifyConfig, service: Service) -> None:
     """Serves until a signal; requests that run then may go on for a while, unless another signal comes."""
     engine, client = service.engine, service.client
     telemetry = Telemetry.start(config, engine, client)
-    watch = telemetry.watch if telemetry is not None else RequestHooks
-    servicer = VerifyServicer(engine, client, service.defaults, service.facts, watch)
+    servicer = VerifyServicer(engine, client, service.defaults, service.model, telemetry)
     server = RpcServer(SERVICE, service.security)
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server.grpc)
     port = server.listen(config.host, config.port)
@@ -67,8 +65,7 @@ async def serve(config: VerifyConfig, service: Service) -> None:
     await server.stop(GOODBYE_S)
     if client is not None:
         await asyncio.to_thread(client.stop)
-    if telemetry is not None:
-        await asyncio.to_thread(telemetry.close)
+    await asyncio.to_thread(telemetry.close)
 
 
 def main(args: list[str]) -> int:

@@ -20,9 +20,8 @@ from draftwood.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
 from verify_service.cache.pools import Pools
 from verify_service.core.request import Request
 from verify_service.core.sequence import SequenceState
-from verify_service.draft.client import DraftClient
+from verify_service.draft.client import DraftClient, Expected
 from verify_service.draft.coordinator import DraftCoordinator, Drafts
-from verify_service.draft.handshake import Expected
 
 Answer = Callable[[draft_pb2.DraftSequence], draft_pb2.DraftResult | None]
 

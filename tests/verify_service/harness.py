@@ -43,7 +43,7 @@ class ScriptedDrafter:
     def draft(self, sequences: Sequence[SequenceState], traceparent: str = "") -> Drafts:
         self.flush()
         proposed = ((s, self.propose(s)) for s in sequences if s.wants_draft)
-        return Drafts({s.sequence_id: tree for s, tree in proposed if tree is not None}, 0.0, 0.0)
+        return Drafts({s.sequence_id: tree for s, tree in proposed if tree is not None})
 
     def close(self, sequence: SequenceState) -> None:
         self._ended.append(sequence.sequence_id)

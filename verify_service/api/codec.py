@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import secrets
 import statistics
+from dataclasses import dataclass, fields
+from typing import Any
 
-from draftwood.errors import InvalidRequestError
+from draftwood.errors import ContextLengthError, InvalidRequestError
 from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, microseconds, sampling_from_wire, tree_to_wire
 from draftwood.telemetry import MAX_TRACEPARENT
 from draftwood.v1 import tree_pb2, verify_pb2
-from verify_service.api.defaults import Defaults
 from verify_service.core.accept import Finish
 from verify_service.core.events import Finished, Started, TokenLogProbs, Tokens, Trace
-from verify_service.core.request import Request, check_prompt_length, new_request_id, new_seed
-from verify_service.core.stats import Stats
+from verify_service.core.request import Limits, Request
+from verify_service.core.stats import StageTimes, Stats, StepCounts
 
 FINISH_TO_WIRE = {
     Finish.STOP: verify_pb2.FINISH_REASON_STOP,
     Finish.LENGTH: verify_pb2.FINISH_REASON_LENGTH,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a request gets where it says nothing: the server's settings, resolved against its model and device."""
+
+    limits: Limits
+    algorithm: str
+    tree_budget: int
+    width_cap: int
+    spine: bool
+    stop_token_ids: frozenset[int]
+    shadow_linear: bool = False
+    is_drafted: bool = True  # whether there is a drafter, now or later; without one nothing is drafted
 
 
 def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, peer: str = "") -> Request:
@@ -34,11 +50,11 @@ def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, p
         algorithm = ALGORITHM_FROM_WIRE[message.algorithm]
     stop = frozenset(message.stop_token_ids)
     return Request(
-        request_id=message.request_id or new_request_id(),
+        request_id=message.request_id or secrets.token_hex(8),
         prompt_token_ids=prompt,
         max_new_tokens=message.max_new_tokens if has("max_new_tokens") else room,
         min_new_tokens=message.min_new_tokens,
-        sampling=sampling_from_wire(message.sampling, seed=new_seed(), vocab_size=defaults.limits.vocab_size),
+        sampling=sampling_from_wire(message.sampling, seed=secrets.randbits(64), vocab_size=defaults.limits.vocab_size),
         stop_token_ids=stop if message.ignore_model_stop else stop | defaults.stop_token_ids,
         algorithm=algorithm if defaults.is_drafted else "none",
         tree_budget=message.tree_budget if has("tree_budget") else defaults.tree_budget,
@@ -66,7 +82,13 @@ def _shadow_linear(message: verify_pb2.GenerateRequest, defaults: Defaults, algo
 def _check_lengths(message: verify_pb2.GenerateRequest, defaults: Defaults) -> None:
     """Before anything walks the lists: this is the event loop, and a message may hold millions of entries."""
     limits = defaults.limits
-    check_prompt_length(len(message.prompt_token_ids), limits)
+    length = len(message.prompt_token_ids)
+    if length + 1 > limits.max_context:
+        raise ContextLengthError(
+            f"the prompt has {length} tokens; this model's maximum context length is {limits.max_context} tokens, "
+            f"at least one of them for the answer",
+            field="prompt_token_ids",
+        )
     lists = (("stop_token_ids", message.stop_token_ids), ("logit_bias", message.sampling.logit_bias))
     for name, entries in lists:
         if len(entries) > limits.vocab_size:
@@ -75,34 +97,30 @@ def _check_lengths(message: verify_pb2.GenerateRequest, defaults: Defaults) -> N
             )
 
 
-def started_to_wire(event: Started, request: Request) -> verify_pb2.GenerateResponse:
-    """The start of an answer."""
-    started = verify_pb2.GenerateStarted(
-        request_id=request.request_id,
-        seed=request.sampling.seed,
-        prompt_log_probs=[_log_probs_to_wire(entry) for entry in event.prompt_log_probs],
-    )
-    return verify_pb2.GenerateResponse(started=started)
-
-
-def tokens_to_wire(event: Tokens) -> verify_pb2.GenerateResponse:
-    """Newly committed tokens."""
-    chunk = verify_pb2.TokenChunk(
-        token_ids=event.token_ids,
-        log_probs=[_log_probs_to_wire(entry) for entry in event.log_probs],
-        trace=_trace_to_wire(event.trace) if event.trace is not None else None,
-        num_drafted_tokens=event.num_drafted,
-        num_accepted_tokens=event.num_accepted,
-    )
-    return verify_pb2.GenerateResponse(chunk=chunk)
-
-
-def finished_to_wire(event: Finished) -> verify_pb2.GenerateResponse:
-    """The end of an answer."""
-    finished = verify_pb2.GenerateFinished(
-        reason=FINISH_TO_WIRE[event.reason], stop_token_id=event.stop_token_id, stats=_stats_to_wire(event.stats)
-    )
-    return verify_pb2.GenerateResponse(finished=finished)
+def event_to_wire(event: Started | Tokens | Finished, request: Request) -> verify_pb2.GenerateResponse:
+    """`request` is what the event answers."""
+    match event:
+        case Started(prompt_log_probs):
+            started = verify_pb2.GenerateStarted(
+                request_id=request.request_id,
+                seed=request.sampling.seed,
+                prompt_log_probs=map(_log_probs_to_wire, prompt_log_probs),
+            )
+            return verify_pb2.GenerateResponse(started=started)
+        case Tokens(token_ids, log_probs, trace, num_drafted, num_accepted):
+            chunk = verify_pb2.TokenChunk(
+                token_ids=token_ids,
+                log_probs=map(_log_probs_to_wire, log_probs),
+                trace=_trace_to_wire(trace) if trace is not None else None,
+                num_drafted_tokens=num_drafted,
+                num_accepted_tokens=num_accepted,
+            )
+            return verify_pb2.GenerateResponse(chunk=chunk)
+        case Finished(reason, stop_token_id, stats):
+            finished = verify_pb2.GenerateFinished(
+                reason=FINISH_TO_WIRE[reason], stop_token_id=stop_token_id, stats=_stats_to_wire(stats)
+            )
+            return verify_pb2.GenerateResponse(finished=finished)
 
 
 def _log_probs_to_wire(entry: TokenLogProbs) -> verify_pb2.TokenLogProbs:
@@ -115,43 +133,29 @@ def _log_probs_to_wire(entry: TokenLogProbs) -> verify_pb2.TokenLogProbs:
 
 
 def _trace_to_wire(trace: Trace) -> verify_pb2.StepTrace:
-    times = trace.times
     return verify_pb2.StepTrace(
         base_length=trace.base_length,
         root_token_id=trace.tree.token_ids[0],
         tree=tree_to_wire(trace.tree),
         accepted_path=trace.path,
-        draft_us=microseconds(times.draft),
-        tree_us=microseconds(times.tree),
-        verify_us=microseconds(times.verify),
-        accept_us=microseconds(times.accept),
-        commit_us=microseconds(times.commit),
-        drafter_busy_us=microseconds(times.drafter_busy),
         shadow_path=trace.shadow_path,
+        **_times_to_wire(trace.times),
     )
 
 
 def _stats_to_wire(stats: Stats) -> verify_pb2.GenerateStats:
-    transport = statistics.median(stats.transport_s) if stats.transport_s else 0.0
     return verify_pb2.GenerateStats(
         num_prompt_tokens=stats.num_prompt_tokens,
         num_generated_tokens=stats.num_generated_tokens,
-        num_steps=stats.num_steps,
-        num_drafted_steps=stats.num_drafted_steps,
-        num_drafted_tokens=stats.num_drafted_tokens,
-        num_accepted_tokens=stats.num_accepted_tokens,
-        num_fallback_steps=stats.num_fallback_steps,
-        accepted_histogram=stats.accepted_histogram,
-        drafted_by_depth=stats.drafted_by_depth,
         queue_us=microseconds(stats.queue_s),
         prefill_us=microseconds(stats.prefill_s),
         decode_us=microseconds(stats.decode_s),
-        draft_us=microseconds(stats.draft_s),
-        tree_us=microseconds(stats.tree_s),
-        verify_us=microseconds(stats.verify_s),
-        accept_us=microseconds(stats.accept_s),
-        commit_us=microseconds(stats.commit_s),
-        drafter_busy_us=microseconds(stats.drafter_busy_s),
-        transport_p50_us=microseconds(transport),
-        shadow_tree_tokens=stats.num_shadow_accepted,
+        transport_p50_us=microseconds(statistics.median(stats.transport_s or [0.0])),
+        **{field.name: getattr(stats, field.name) for field in fields(StepCounts)},
+        **_times_to_wire(stats.times),
     )
+
+
+def _times_to_wire(times: StageTimes) -> dict[str, Any]:
+    """Fields that both messages have; neither has one for transport."""
+    return {f"{stage}_us": microseconds(seconds) for stage, seconds in times._asdict().items() if stage != "transport"}

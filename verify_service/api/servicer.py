@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+import random
+from typing import Any
 
 import grpc.aio
 
@@ -13,22 +13,13 @@ from draftwood.memory import peak_memory_bytes
 from draftwood.rpc.conventions import errors_to_status
 from draftwood.rpc.wire import ALGORITHM_TO_WIRE
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.api.codec import finished_to_wire, request_from_wire, started_to_wire, tokens_to_wire
-from verify_service.api.defaults import Defaults
-from verify_service.api.request_hooks import RequestHooks
-from verify_service.core.events import Event, Failed, Finished, Started, Tokens
+from verify_service.api.codec import Defaults, event_to_wire, request_from_wire
+from verify_service.core.events import Event, Failed, Finished
 from verify_service.core.request import Request, check_request
 from verify_service.draft.client import DraftClient
 from verify_service.draft.types import DroppedResults
 from verify_service.engine.engine import Engine
-
-
-@dataclass(frozen=True, slots=True)
-class TargetFacts:
-    """What GetTargetModel says about the model."""
-
-    model: verify_pb2.TargetModel
-    incarnation: int
+from verify_service.telemetry.metrics import MeasuredRequest, Telemetry
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
@@ -39,26 +30,23 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         engine: Engine,
         client: DraftClient | None,
         defaults: Defaults,
-        facts: TargetFacts,
-        watch: Callable[[], RequestHooks] = RequestHooks,
+        model: verify_pb2.TargetModel,
+        telemetry: Telemetry,
     ) -> None:
-        self.engine, self.client, self.defaults, self.facts = engine, client, defaults, facts
-        self.watch = watch  # makes one for each Generate call
+        self.engine, self.client, self.defaults = engine, client, defaults
+        self.model, self.telemetry, self.incarnation = model, telemetry, random.getrandbits(63)
 
     @property
     def drafter_status(self) -> str:
-        """For people."""
         return self.client.status if self.client is not None else "none: no drafter is configured"
 
     async def GetTargetModel(
-        self,
-        request: verify_pb2.GetTargetModelRequest,
-        context: grpc.aio.ServicerContext[verify_pb2.GetTargetModelRequest, verify_pb2.GetTargetModelResponse],
+        self, request: verify_pb2.GetTargetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verify_pb2.GetTargetModelResponse:
         stream = self.client.stream if self.client is not None else None
         return verify_pb2.GetTargetModelResponse(
-            model=self.facts.model,
-            incarnation=self.facts.incarnation,
+            model=self.model,
+            incarnation=self.incarnation,
             version=__version__,
             default_algorithm=ALGORITHM_TO_WIRE[self.defaults.algorithm],
             default_tree_budget=self.defaults.tree_budget,
@@ -69,9 +57,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         )
 
     async def GetLoad(
-        self,
-        request: verify_pb2.GetLoadRequest,
-        context: grpc.aio.ServicerContext[verify_pb2.GetLoadRequest, verify_pb2.GetLoadResponse],
+        self, request: verify_pb2.GetLoadRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verify_pb2.GetLoadResponse:
         scheduler = self.engine.scheduler
         dropped = self.client.dropped if self.client is not None else DroppedResults()
@@ -85,60 +71,39 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             drafter_status=self.drafter_status,
             rejected_trees=dropped.rejected,
             stale_trees=dropped.stale,
-            fallback_steps=self.engine.runner.observer.totals.fallback_steps,
+            fallback_steps=self.engine.runner.observer.totals.num_fallback_steps,
             steps=self.engine.num_steps,
             peak_memory_bytes=peak_memory_bytes(),
         )
 
     async def Generate(  # pyright: ignore[reportIncompatibleMethodOverride] - the stubs know only generators
-        self,
-        request: verify_pb2.GenerateRequest,
-        context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
+        self, request: verify_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         # Not a generator: one that is suspended at a yield when its call is cancelled gets to its `finally` only when
         # it is collected. And no callback of the context: that would make the call part of a reference cycle.
-        watch = self.watch()
-        try:
-            async with errors_to_status(context), watch.errors():
+        async with errors_to_status(context):
+            with self.telemetry.watch() as call:
                 parsed = request_from_wire(request, self.defaults, context.peer())
                 check_request(parsed, self.defaults.limits)
-                await self._answer(watch.received(parsed), context, watch)
-        finally:
-            watch.gone()
+                await self._answer(call.received(parsed), context, call)
 
     async def _answer(
-        self,
-        request: Request,
-        context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
-        watch: RequestHooks,
+        self, request: Request, context: grpc.aio.ServicerContext[Any, Any], call: MeasuredRequest
     ) -> None:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
         def emit(event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        sequence_id = self.engine.submit(request, emit, timeout_s=_time_left(context))
+        sequence_id = self.engine.submit(request, emit, timeout_s=context.time_remaining())
         try:
             while True:
-                match await events.get():
-                    case Started() as started:
-                        await context.write(started_to_wire(started, request))
-                    case Tokens() as tokens:
-                        watch.grew()
-                        await context.write(tokens_to_wire(tokens))
-                    case Finished() as finished:
-                        watch.finished(finished)
-                        await context.write(finished_to_wire(finished))
-                        return
-                    case Failed(error):
-                        raise error
+                event = await events.get()
+                if isinstance(event, Failed):
+                    raise event.error
+                call.notice(event)
+                await context.write(event_to_wire(event, request))
+                if isinstance(event, Finished):
+                    return
         finally:
             self.engine.cancel(sequence_id)
-
-
-def _time_left(
-    context: grpc.aio.ServicerContext[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse],
-) -> float | None:
-    """Seconds to the call's deadline."""
-    left: float | None = context.time_remaining()
-    return left

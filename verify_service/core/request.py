@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, field
 
 from draftwood.errors import ContextLengthError, InvalidRequestError
@@ -45,16 +44,6 @@ class Request:
     client: str = ""  # whom fair shares go to
 
 
-def new_request_id() -> str:
-    """A random name."""
-    return secrets.token_hex(8)
-
-
-def new_seed() -> int:
-    """A random 64-bit seed."""
-    return secrets.randbits(64)
-
-
 def check_request(request: Request, limits: Limits) -> None:
     """Raises InvalidRequestError or ContextLengthError naming the field and the value."""
     if not request.prompt_token_ids:
@@ -65,7 +54,6 @@ def check_request(request: Request, limits: Limits) -> None:
                 f"prompt_token_ids[{i}] is {token}, not in [0, {limits.vocab_size})", field="prompt_token_ids"
             )
     length = len(request.prompt_token_ids)
-    check_prompt_length(length, limits)
     check_range("max_new_tokens", request.max_new_tokens, 1, 2**31)
     if length + request.max_new_tokens > limits.max_context:
         raise ContextLengthError(
@@ -92,14 +80,4 @@ def check_request(request: Request, limits: Limits) -> None:
         raise InvalidRequestError(
             f"min_new_tokens is {request.min_new_tokens}, but every token is a stop token, so that none is left for it",
             field="min_new_tokens",
-        )
-
-
-def check_prompt_length(length: int, limits: Limits) -> None:
-    """Raises ContextLengthError where nothing is left for an answer."""
-    if length + 1 > limits.max_context:
-        raise ContextLengthError(
-            f"the prompt has {length} tokens; this model's maximum context length is {limits.max_context} tokens, "
-            f"at least one of them for the answer",
-            field="prompt_token_ids",
         )

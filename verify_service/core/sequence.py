@@ -20,8 +20,7 @@ PREFILL_CHUNK = 64  # tokens of one prompt in one pass at most, unless the runne
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """Owned by the engine's thread. `base_length` moves on in `advance` alone, once a commit has made the tokens
-    permanent."""
+    """Owned by the engine's thread. `base_length` moves on once a commit has made the tokens permanent."""
 
     sequence_id: int
     request: Request
@@ -58,32 +57,25 @@ class SequenceState:
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether the whole prompt is committed."""
-        return self.base_length >= len(self.request.prompt_token_ids)
+        return self.num_to_prefill <= 0
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the prompt and of the longest answer; what its pages are for."""
+        return len(self.request.prompt_token_ids) + self.request.max_new_tokens
 
     @property
     def num_to_prefill(self) -> int:
-        """Tokens of the prompt that are not committed."""
         return len(self.request.prompt_token_ids) - self.base_length
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that may still be generated."""
         return self.request.max_new_tokens - len(self.answer)
 
     @property
     def wants_draft(self) -> bool:
         """Whether the next step should have a draft: one that can still be accepted."""
         return self.request.algorithm != "none" and self.num_remaining > 1
-
-    def advance(self, num_tokens: int) -> None:
-        """So many more tokens are committed."""
-        self.base_length += num_tokens
-
-    def token_at(self, position: int) -> int:
-        """The token at an absolute position."""
-        prompt = self.request.prompt_token_ids
-        return prompt[position] if position < len(prompt) else self.answer[position - len(prompt)]
 
     def counts(self, path_tokens: list[int]) -> TokenCounts:
         """What penalties count at a node whose path, root left out, carries `path_tokens`."""

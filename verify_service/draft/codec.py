@@ -14,39 +14,22 @@ from verify_service.draft.types import ContextRows, DrafterFacts, DraftJob, Drop
 log = logging.getLogger(__name__)
 
 _REASONS = {
-    draft_pb2.REFUSAL_REASON_CACHE_FULL: RefusalReason.CACHE_FULL,
-    draft_pb2.REFUSAL_REASON_CONTEXT_INCOMPLETE: RefusalReason.CONTEXT_INCOMPLETE,
-    draft_pb2.REFUSAL_REASON_UNSUPPORTED: RefusalReason.UNSUPPORTED,
-    draft_pb2.REFUSAL_REASON_DEADLINE: RefusalReason.DEADLINE,
-    draft_pb2.REFUSAL_REASON_INVALID: RefusalReason.INVALID,
+    number: RefusalReason[name.removeprefix("REFUSAL_REASON_")]
+    for name, number in draft_pb2.RefusalReason.items()
+    if number != draft_pb2.REFUSAL_REASON_UNSPECIFIED
 }
 
 
-class SequenceWriter:
-    """Writes jobs into messages. What stays the same for a sequence from step to step is kept: made anew, it would be
-    a third of a message's time."""
-
-    def __init__(self) -> None:
-        self._standing: dict[int, tuple[object, draft_pb2.DraftSequence]] = {}  # by sequence id, with what it was for
-
-    def write(self, job: DraftJob, message: draft_pb2.DraftSequence) -> None:
-        """Fills in an empty message."""
-        settings, standing = (job.tree, job.sampling), self._standing.get(job.sequence_id)
-        if standing is None or standing[0] != settings:
-            made = draft_pb2.DraftSequence(
-                sequence_id=job.sequence_id,
-                tree=tree_options_to_wire(job.tree),
-                sampling=sampling_to_wire(job.sampling),
-            )
-            standing = self._standing[job.sequence_id] = settings, made
-        message.CopyFrom(standing[1])
-        message.epoch, message.base_length, message.root_token_id = job.epoch, job.base_length, job.root
-        if job.context is not None:
-            write_rows(job.context, message.context)
-
-    def forget(self, sequence_id: int) -> None:
-        """The sequence has ended."""
-        self._standing.pop(sequence_id, None)
+def write_job(job: DraftJob, standing: dict[int, draft_pb2.DraftSequence], message: draft_pb2.DraftSequence) -> None:
+    """Fills in an empty message. What stays the same from step to step is kept in `standing`, by sequence id: made
+    anew, it would be a third of a message's time."""
+    if job.sequence_id not in standing:
+        tree, sampling = tree_options_to_wire(job.tree), sampling_to_wire(job.sampling)
+        standing[job.sequence_id] = draft_pb2.DraftSequence(sequence_id=job.sequence_id, tree=tree, sampling=sampling)
+    message.CopyFrom(standing[job.sequence_id])
+    message.epoch, message.base_length, message.root_token_id = job.epoch, job.base_length, job.root
+    if job.context is not None:
+        write_rows(job.context, message.context)
 
 
 def write_rows(rows: ContextRows, message: draft_pb2.ContextRows) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,12 +31,11 @@ class Drafts:
     """Trees by sequence id; sequences without one are verified with a lone root."""
 
     trees: dict[int, DraftTree]
-    wait: float  # seconds in all
-    busy: float = 0.0  # of it, in the drafter by its own clock
+    busy: float = 0.0  # seconds in the drafter by its own clock
     transport: float = 0.0  # from the sending of the step to its answer, less the drafter's own time
 
 
-NO_DRAFTS = Drafts({}, 0.0)
+NO_DRAFTS = Drafts({})
 
 
 class DraftCoordinator:
@@ -45,10 +43,13 @@ class DraftCoordinator:
 
     def __init__(self, client: DraftClient | None, pools: Pools, *, timeout_s: float) -> None:
         self.client, self.pools, self.timeout_s = client, pools, timeout_s
-        self._closed: list[int] = []
-        # Since the start, by cause: steps of sequences that had to do without a draft, trees that were refused.
+        # Since the start, by cause: steps of sequences that had to do without a draft.
         self.fallbacks: dict[Cause, int] = dict.fromkeys((*Fallback, *RefusalReason), 0)
-        self.refused_trees: dict[RefusalReason, int] = dict.fromkeys(RefusalReason, 0)
+
+    @property
+    def refused_trees(self) -> dict[RefusalReason, int]:
+        """Since the start, by reason; the stream counts what is stale."""
+        return {reason: self.fallbacks[reason] for reason in RefusalReason if reason is not RefusalReason.STALE}
 
     @property
     def stream(self) -> DraftStream | None:
@@ -60,35 +61,19 @@ class DraftCoordinator:
         """Frees what the drafter holds for an ended sequence, with the next message."""
         stream = self.stream
         if stream is not None and sequence.stream_id == stream.stream_id:
-            stream.end_prefill(sequence.sequence_id)
-            self._closed.append(sequence.sequence_id)
+            stream.close_sequence(sequence.sequence_id)
 
     def flush(self) -> None:
-        """Sends closed ids where no step will carry them: an engine without work has no other occasion for it."""
-        stream = self.stream
-        if stream is None:
-            self._closed.clear()
-        elif self._closed:
-            stream.tell_closed(self._take_closed())
+        """Behind everything that a turn of the engine does."""
+        if (stream := self.stream) is not None:
+            stream.flush()
 
     def draft(self, sequences: Sequence[SequenceState], traceparent: str = "") -> Drafts:
         """One exchange for the batch; whatever fails leaves sequences without a tree. The drafter's span belongs to
         `traceparent`."""
-        wanting = [s for s in sequences if s.wants_draft]
-        causes: dict[int, Cause] = {}
-        drafts = self._exchange(wanting, traceparent, causes)
-        for s in wanting:
-            tree = drafts.trees.get(s.sequence_id)
-            if tree is None or tree.num_nodes == 1:
-                self.fallbacks[causes.get(s.sequence_id, Fallback.EMPTY)] += 1
-        return drafts
-
-    def _exchange(self, wanting: Sequence[SequenceState], traceparent: str, causes: dict[int, Cause]) -> Drafts:
-        """Writes into `causes` why sequences get no tree."""
-        started, stream = time.perf_counter(), self.stream
+        wanting, stream = [s for s in sequences if s.wants_draft], self.stream
         if stream is None or stream.is_busy:
-            cause = Fallback.ABSENT if stream is None else Fallback.BUSY
-            causes |= dict.fromkeys((s.sequence_id for s in wanting), cause)
+            self.fallbacks[Fallback.ABSENT if stream is None else Fallback.BUSY] += len(wanting)
             return NO_DRAFTS
         jobs: list[DraftJob] = []
         asked: list[SequenceState] = []
@@ -98,28 +83,26 @@ class DraftCoordinator:
                 jobs.append(job)
                 asked.append(sequence)
             else:
-                causes[sequence.sequence_id] = job
+                self.fallbacks[job] += 1
         if not jobs:
             return NO_DRAFTS
-        answer = stream.exchange(jobs, self._take_closed(), self.timeout_s, traceparent)
+        answer = stream.exchange(jobs, self.timeout_s, traceparent)
         if not isinstance(answer, DraftAnswer):
-            causes |= dict.fromkeys((s.sequence_id for s in asked), answer)
+            self.fallbacks[answer] += len(asked)
             if answer is Fallback.TIMEOUT:
                 log.warning("the drafter did not answer within %.0f ms", self.timeout_s * 1e3)
-            return Drafts({}, time.perf_counter() - started)
+            return NO_DRAFTS
         trees: dict[int, DraftTree] = {}
         for sequence in asked:
             outcome = answer.outcomes[sequence.sequence_id]
             if isinstance(outcome, Refusal):
-                causes[sequence.sequence_id] = self._refused(sequence, outcome)
-            else:
-                trees[sequence.sequence_id] = outcome
-                sequence.rows_sent = sequence.base_length
-        return Drafts(trees, time.perf_counter() - started, answer.busy_s, answer.transport_s)
-
-    def _take_closed(self) -> list[int]:
-        closed, self._closed = self._closed, []
-        return closed
+                self.fallbacks[self._refused(sequence, outcome)] += 1
+                continue
+            trees[sequence.sequence_id] = outcome
+            sequence.rows_sent = sequence.base_length
+            if outcome.num_nodes == 1:
+                self.fallbacks[Fallback.EMPTY] += 1
+        return Drafts(trees, answer.busy_s, answer.transport_s)
 
     def _job(self, sequence: SequenceState, stream: DraftStream) -> DraftJob | Cause:
         """What the drafter must be told, or why the sequence cannot be drafted for now."""
@@ -129,10 +112,9 @@ class DraftCoordinator:
             sequence.rows_sent = 0
         if not sequence.is_draftable:
             return Fallback.UNDRAFTABLE
-        if stream.is_prefilling(sequence.sequence_id):
-            return Fallback.PREFILL
-        if (refusal := stream.prefill_refusal(sequence.sequence_id)) is not None:
-            return self._refused(sequence, refusal)
+        held_up = stream.prefill_state(sequence.sequence_id)
+        if held_up is not None:
+            return self._refused(sequence, held_up) if isinstance(held_up, Refusal) else held_up
         window, request = stream.facts.context_window, sequence.request
         start = max(sequence.rows_sent, sequence.base_length - window if window else 0)
         row_bytes = self.pools.features.shape[1] * self.pools.features.element_size()
@@ -167,9 +149,7 @@ class DraftCoordinator:
         )
 
     def _refused(self, sequence: SequenceState, refusal: Refusal) -> RefusalReason:
-        """Counts a refusal and notes what it says about the drafter's context cache; its reason."""
-        if refusal.reason is not RefusalReason.STALE:  # the stream counts those
-            self.refused_trees[refusal.reason] += 1
+        """Notes what a refusal says about the drafter's context cache; its reason."""
         match refusal.reason:
             case RefusalReason.MALFORMED:
                 sequence.rows_sent = sequence.base_length

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import random
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import grpc
 
 from draftwood.v1 import draft_pb2, draft_pb2_grpc
-from verify_service.draft.codec import SequenceWriter, outcomes_from_wire, write_rows
+from verify_service.draft.codec import outcomes_from_wire, write_job, write_rows
 from verify_service.draft.types import (
     ContextRows,
     DraftAnswer,
@@ -59,7 +58,8 @@ class DraftStream:
         self._sent_at = 0.0
         # Kept, because gRPC cancels a call whose future is collected.
         self._prefills: dict[int, grpc.Future[draft_pb2.PrefillResponse]] = {}
-        self._writer = SequenceWriter()
+        self._standing: dict[int, draft_pb2.DraftSequence] = {}  # by sequence id
+        self._closed: list[int] = []  # sequences whose end the drafter has not been told
         # Answers are handed over where gRPC's thread decodes them. To take them out of the call, as one does with the
         # stub's, would be another thread's wake-up in every step.
         self.call = channel.stream_stream(
@@ -116,31 +116,37 @@ class DraftStream:
             self.close()
         return True
 
-    def exchange(
-        self, jobs: Sequence[DraftJob], closed: Sequence[int], timeout_s: float, traceparent: str = ""
-    ) -> DraftAnswer | Fallback:
+    def exchange(self, jobs: Sequence[DraftJob], timeout_s: float, traceparent: str = "") -> DraftAnswer | Fallback:
         """Sends one step, for which the stream must not be busy, and waits for its answer: TIMEOUT where it does not
-        come in time, DISCONNECT where the stream breaks. Also tells of sequences that were closed."""
-        sent_at = time.perf_counter()
+        come in time, DISCONNECT where the stream breaks."""
         self._sent_at = time.monotonic()
         with self._lock:
             self._step_id = self._outstanding = self._num_messages + 1
             self._is_overdue = False
-        self._send(jobs, closed, timeout_s, traceparent)
+        self._send(jobs, timeout_s, traceparent)
         response = self._receive(timeout_s)
-        waited_s = time.perf_counter() - sent_at
+        waited_s = time.monotonic() - self._sent_at
         if response is None:
             return Fallback.DISCONNECT if self.is_broken else Fallback.TIMEOUT
         busy_s = min(response.busy_us / 1e6, waited_s)  # the drafter's word, which cannot be longer than the wait
         outcomes = outcomes_from_wire(response.results, jobs, self.facts, self._dropped)
         return DraftAnswer(outcomes, busy_s, waited_s - busy_s)
 
-    def tell_closed(self, closed: Sequence[int]) -> None:
-        """Tells of closed sequences without a step, at any time."""
-        self._send((), closed, 0.0)
+    def close_sequence(self, sequence_id: int) -> None:
+        """The drafter may free what it holds, which the next message says; context on its way need not arrive."""
+        if (call := self._prefills.pop(sequence_id, None)) is not None:
+            call.cancel()
+        self._standing.pop(sequence_id, None)
+        self._closed.append(sequence_id)
 
-    def _send(self, jobs: Sequence[DraftJob], closed: Sequence[int], deadline_s: float, traceparent: str = "") -> None:
+    def flush(self) -> None:
+        """Tells of closed sequences where no step will: an engine without work has no other occasion for it."""
+        if self._closed:
+            self._send((), 0.0)
+
+    def _send(self, jobs: Sequence[DraftJob], deadline_s: float, traceparent: str = "") -> None:
         self._num_messages += 1
+        closed, self._closed = self._closed, []
         request = draft_pb2.DraftRequest(
             stream_id=self.stream_id,
             step_id=self._num_messages,
@@ -149,27 +155,23 @@ class DraftStream:
             traceparent=traceparent,
         )
         for job in jobs:
-            self._writer.write(job, request.sequences.add())
-        for sequence_id in closed:
-            self._writer.forget(sequence_id)
+            write_job(job, self._standing, request.sequences.add())
         self._requests.put(request)
 
     def _receive(self, timeout_s: float) -> draft_pb2.DraftResponse | None:
         """The answer to the step sent last, or None where it does not come in time."""
         deadline = time.monotonic() + timeout_s
         while True:
-            response = self._next(max(deadline - time.monotonic(), 0.0))
-            if response is None or response.step_id == self._step_id:  # else its step failed before it was taken
-                return response
-
-    def _next(self, timeout_s: float) -> draft_pb2.DraftResponse | None:
-        with contextlib.suppress(queue.Empty):
-            return self._answers.get(timeout=timeout_s)
-        with self._lock:
-            with contextlib.suppress(queue.Empty):
-                return self._answers.get_nowait()  # it came at the last moment
-            self._is_overdue = True
-            return None
+            try:
+                response = self._answers.get(timeout=max(deadline - time.monotonic(), 0.0))
+            except queue.Empty:
+                with self._lock:
+                    if self._answers.empty():  # else it came at the last moment
+                        self._is_overdue = True
+                        return None
+            else:
+                if response is None or response.step_id == self._step_id:  # else its step failed before it was taken
+                    return response
 
     def prefill(self, sequence_id: int, epoch: int, chunks: Sequence[ContextRows], traceparent: str = "") -> None:
         """Sends a prompt's context ahead on a call of its own, without waiting for it to arrive."""
@@ -182,22 +184,14 @@ class DraftStream:
             messages.append(message)
         self._prefills[sequence_id] = self._stub.Prefill.future(iter(messages), timeout=PREFILL_TIMEOUT_S)
 
-    def is_prefilling(self, sequence_id: int) -> bool:
-        """Whether context of the sequence is still on its way."""
-        call = self._prefills.get(sequence_id)
-        return call is not None and not call.done()
-
-    def prefill_refusal(self, sequence_id: int) -> Refusal | None:
-        """Why context of the sequence was refused for good, said once; None where it arrived, is on its way, or got
-        lost: a step then tells what is missing."""
-        if self.is_prefilling(sequence_id) or (call := self._prefills.pop(sequence_id, None)) is None:
+    def prefill_state(self, sequence_id: int) -> Fallback | Refusal | None:
+        """PREFILL while context of the sequence is on its way, and once why it was refused for good. None where it
+        arrived, or got lost: a step then tells what is missing."""
+        if (call := self._prefills.get(sequence_id)) is None:
             return None
+        if not call.done():
+            return Fallback.PREFILL
+        del self._prefills[sequence_id]
         if not isinstance(call, grpc.Call) or (reason := _FINAL.get(call.code())) is None:
             return None
         return Refusal(reason, call.details() or "")
-
-    def end_prefill(self, sequence_id: int) -> None:
-        """Forgets context that was sent ahead; what has not arrived need not."""
-        call = self._prefills.pop(sequence_id, None)
-        if call is not None:
-            call.cancel()

@@ -42,7 +42,6 @@ class DrafterFacts:
     vocab_size: int
     max_depth: int
     context_window: int
-    max_context: int
 
 
 @dataclass(frozen=True, slots=True)

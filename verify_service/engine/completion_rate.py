@@ -17,13 +17,11 @@ class CompletionRate:
         self._ends: deque[float] = deque([now], maxlen=WINDOW + 1)  # the first one begins the window
 
     def mark_busy(self, now: float) -> None:
-        """There is something to do from now on."""
         if self._idle_since is not None:
             self._idle_s += now - self._idle_since
             self._idle_since = None
 
     def mark_idle(self, now: float) -> None:
-        """There is nothing to do any more."""
         if self._idle_since is None:
             self._idle_since = now
 

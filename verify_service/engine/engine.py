@@ -62,7 +62,6 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="device-loop", daemon=True)
 
     def start(self) -> None:
-        """Starts the device loop."""
         self._thread.start()
 
     def drain(self, timeout_s: float) -> bool:
@@ -86,7 +85,6 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the device loop's thread runs."""
         return self._thread.is_alive()
 
     @property
@@ -121,7 +119,11 @@ class Engine:
         while self._take_commands():
             self.last_turn, self._is_waiting = self.clock(), False
             try:
-                self._turn()
+                self._expire()
+                for sequence in self.scheduler.admit():
+                    self.runner.admit(sequence)
+                self._prefill()
+                self._step()
             except Exception:
                 log.exception("a step failed; its requests end with INTERNAL")
                 self._fail(self.scheduler.active, InternalError("the step failed; see the service's log"))
@@ -130,29 +132,17 @@ class Engine:
             drained.set()
         self._fail((*self.scheduler.active, *self.scheduler.waiting), _going_down(RETRY_AFTER_STOP_S))
 
-    def _turn(self) -> None:
-        """Deadlines and admissions, and at most one pass over prompts and one step."""
-        self._expire()
-        for sequence in self.scheduler.admit():
-            self.runner.admit(sequence)
-        self._prefill()
-        self._step()
-
     def _expire(self) -> None:
         """Ends the requests whose deadline has passed."""
-        now, scheduler = self.clock(), self.scheduler
-        for phase, sequences in (
-            ("waited for its turn", tuple(scheduler.waiting)),
-            ("was being prefilled", scheduler.prefilling()),
-            ("was being decoded", scheduler.decoding()),
-        ):
-            for sequence in sequences:
-                if sequence.deadline is not None and sequence.deadline <= now:
-                    retry_after_s = (
-                        self._completion_rate.wait_s(len(scheduler.waiting), now) if phase.startswith("wait") else None
-                    )
-                    text = f"the deadline passed while the request {phase}"
-                    self._fail((sequence,), DeadlineError(text, retry_after_s=retry_after_s))
+        now, waiting = self.clock(), self.scheduler.waiting
+        for sequence in (*waiting, *self.scheduler.active):
+            if sequence.deadline is None or now < sequence.deadline:
+                continue
+            phase, retry_after_s = "was being decoded" if sequence.is_prefilled else "was being prefilled", None
+            if not sequence.admitted_at:
+                phase, retry_after_s = "waited for its turn", self._completion_rate.wait_s(len(waiting), now)
+            error = DeadlineError(f"the deadline passed while the request {phase}", retry_after_s=retry_after_s)
+            self._finish(sequence, Failed(error))
 
     def _prefill(self) -> None:
         """One pass over prompts: a large one where nobody decodes, else a small one if the quota allows it."""
@@ -230,8 +220,7 @@ class Engine:
 
     def _fail(self, sequences: Iterable[SequenceState], error: DraftwoodError) -> None:
         for sequence in tuple(sequences):
-            self._end(sequence)
-            sequence.emit(Failed(error))
+            self._finish(sequence, Failed(error))
 
 
 def _going_down(retry_after_s: float) -> UnavailableError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from verify_service.core.sequence import SequenceState
 
@@ -18,8 +18,7 @@ from verify_service.core.sequence import SequenceState
 class FairQueue:
     """Order of arrival within a client, fair shares of tokens between clients. Pure bookkeeping."""
 
-    def __init__(self, cost: Callable[[SequenceState], int]) -> None:
-        self._cost = cost
+    def __init__(self) -> None:
         self._waiting: dict[str, deque[SequenceState]] = {}  # by client, none of them empty
         self._charged: dict[str, float] = {}  # tokens by client, for those who wait or are ahead of the clock
         self._clock = 0.0
@@ -51,33 +50,27 @@ class FairQueue:
             sequence = queue[position]
             yield sequence
             if position + 1 < len(queue):
-                following = charged + self._cost(sequence)
+                following = charged + sequence.max_length
                 heapq.heappush(heads, (following, queue[position + 1].sequence_id, client, position + 1))
 
     def serve(self, sequence: SequenceState) -> None:
         """Takes a waiting sequence out and charges its client."""
-        num_clients, cost = len(self._waiting), self._cost(sequence)
+        num_clients, cost = len(self._waiting), sequence.max_length
         self._charged[sequence.request.client] += cost
         self._clock += cost / num_clients
         self.remove(sequence)
 
-    def remove(self, sequence: SequenceState) -> bool:
-        """Takes a sequence out without charge; whether it waited."""
+    def remove(self, sequence: SequenceState) -> None:
+        """Takes a sequence out without charge, if it waits."""
         client = sequence.request.client
         queue = self._waiting.get(client)
         if queue is None or sequence not in queue:
-            return False
+            return
         queue.remove(sequence)
         self._length -= 1
         if not queue:
             del self._waiting[client]
-        self._forget()
-        return True
-
-    def _forget(self) -> None:
-        """Clients that have nothing waiting and are not ahead of the clock start at the clock anyway."""
-        idle = [c for c, charged in self._charged.items() if c not in self._waiting and charged <= self._clock]
-        for client in idle:
-            del self._charged[client]
-        if not self._waiting:  # nobody is held up by what was served so far
-            self._charged.clear()
+        # Clients that have nothing waiting and are not ahead of the clock start at the clock anyway, and where nothing
+        # waits at all, nobody is held up by what was served so far.
+        kept = {c: n for c, n in self._charged.items() if c in self._waiting or n > self._clock}
+        self._charged = kept if self._waiting else {}

@@ -29,7 +29,7 @@ class Scheduler:
     ) -> None:
         self.pages, self.slots, self.prefill_chunk = pages, slots, prefill_chunk
         self.max_batch, self.max_queue = max_batch, max_queue
-        self.waiting = FairQueue(self.tokens_of)
+        self.waiting = FairQueue()
         self.active: list[SequenceState] = []
 
     def enqueue(self, sequence: SequenceState, *, retry_after_s: float = 1.0) -> None:
@@ -50,7 +50,7 @@ class Scheduler:
             if sequence is None:
                 break
             self.waiting.serve(sequence)
-            sequence.pages = self.pages.allocate(self.tokens_of(sequence))
+            sequence.pages = self.pages.allocate(sequence.max_length)
             sequence.slots = self.pages.slots(sequence.pages)
             sequence.state_slot = self.slots.allocate()
             self.active.append(sequence)
@@ -61,7 +61,7 @@ class Scheduler:
         """The first in line that has the pages it needs, unless somebody before it was overtaken often enough."""
         passed: list[SequenceState] = []
         for sequence in self.waiting.in_order():
-            if self.pages.can_allocate(self.tokens_of(sequence)):
+            if self.pages.can_allocate(sequence.max_length):
                 for other in passed:
                     other.num_overtakes += 1
                 return sequence
@@ -69,10 +69,6 @@ class Scheduler:
                 return None
             passed.append(sequence)
         return None
-
-    def tokens_of(self, sequence: SequenceState) -> int:
-        """Token slots that a sequence needs in all."""
-        return len(sequence.request.prompt_token_ids) + sequence.request.max_new_tokens
 
     def remove(self, sequence: SequenceState) -> None:
         """Takes a sequence out, wherever it is, and frees what it holds."""
@@ -101,5 +97,4 @@ class Scheduler:
         return parts
 
     def decoding(self) -> list[SequenceState]:
-        """Sequences that take part in the next step."""
         return [s for s in self.active if s.is_prefilled]

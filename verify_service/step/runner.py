@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,18 +18,18 @@ from torch import Tensor
 
 from draftwood.errors import DraftwoodError
 from draftwood.noise import NoiseCache
+from draftwood.telemetry.metrics import STAGES
 from draftwood.tree import DraftTree
 from verify_service.cache.pools import reset_slot
 from verify_service.core.accept import Finish
 from verify_service.core.events import Failed, Finished, Started, Tokens, Trace
 from verify_service.core.sequence import PREFILL_CHUNK, SequenceState
-from verify_service.core.stats import StageTimes
+from verify_service.core.stats import SequenceStep, StageTimes
 from verify_service.draft.coordinator import DraftCoordinator, Drafts
 from verify_service.model.target import TargetModel
-from verify_service.step.sampler import check_finite, log_probs_of, logits_row
+from verify_service.step.observer import StepObserver
+from verify_service.step.sampler import finite_row, log_probs_of
 from verify_service.step.shadow import union_of
-from verify_service.step.stage_clock import StageClock
-from verify_service.step.step_stats import SequenceStep, StepObserver
 from verify_service.step.walk import SequenceTree, Walk, walk_tree
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,16 @@ class Load:
     tree_budget: int  # of usual trees
     max_tree_budget: int  # 0 where nothing will ever be drafted
     prefill_tokens: int  # of one pass over prompts
+
+
+@contextmanager
+def _stage(name: str, seconds: dict[str, float]) -> Generator[None]:
+    """Adds the body's time to a stage; a step of several passes goes through some of them again."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] += time.perf_counter() - began
 
 
 class StepRunner(ABC, Generic[Inputs, Verified]):
@@ -65,20 +76,20 @@ class StepRunner(ABC, Generic[Inputs, Verified]):
     ) -> list[tuple[SequenceState, Finished | Failed]]:
         """One step for the whole batch: draft, tree, verify, accept, commit. Returns the answers that ended, with their
         ends, which are not sent yet."""
-        clock = StageClock()
-        with clock.stage("draft"):
+        seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        with _stage("draft", seconds):
             drafts = coordinator.draft(batch, self.observer.begin(batch))
         pending = [SequenceTree(sequence, _tree_for(sequence, drafts)) for sequence in batch]
         walks: dict[int, tuple[DraftTree, Walk]] = {}  # by sequence id: what was verified, and what became of it
         while pending:
             part = pending[: self.num_together(pending)]
-            with clock.stage("tree"):
+            with _stage("tree", seconds):
                 inputs = self.build_inputs(part)
-            with clock.stage("verify"):
+            with _stage("verify", seconds):
                 verified = self.verify(part, inputs)
-            with clock.stage("accept"):
+            with _stage("accept", seconds):
                 part_walks = self.accept(part, verified)
-            with clock.stage("commit"):
+            with _stage("commit", seconds):
                 self.commit(part, part_walks, verified)
             del pending[: len(part)]
             for (sequence, tree), walk in zip(part, part_walks, strict=True):
@@ -88,7 +99,7 @@ class StepRunner(ABC, Generic[Inputs, Verified]):
                     pending.append(SequenceTree(sequence, DraftTree.root_only(sequence.root)))
                 else:
                     walks[sequence.sequence_id] = tree, walk
-        times = clock.times(drafter_busy=drafts.busy, transport=drafts.transport)
+        times = StageTimes(**seconds, drafter_busy=drafts.busy, transport=drafts.transport)
         return self._deliver_all([(s, *walks[s.sequence_id]) for s in batch], times)
 
     def num_together(self, pending: Sequence[SequenceTree]) -> int:
@@ -134,7 +145,7 @@ class StepRunner(ABC, Generic[Inputs, Verified]):
         """Takes note of a committed chunk: final hidden states [P, H] of its tokens."""
         if sequence.request.num_prompt_log_probs is not None:
             self._prompt_log_probs(sequence, hidden)
-        sequence.advance(hidden.shape[0])
+        sequence.base_length += hidden.shape[0]
         if sequence.is_prefilled:
             self._prefill_hidden[sequence.sequence_id] = hidden[-1:].clone()
 
@@ -146,9 +157,8 @@ class StepRunner(ABC, Generic[Inputs, Verified]):
         # A tree whose root is the prompt's last token, which is committed already.
         entry = SequenceTree(sequence, DraftTree.root_only(sequence.request.prompt_token_ids[-1]))
         walk = walk_tree(entry, self.target.logits(hidden), self.noise, first_position=sequence.base_length)
-        now = time.perf_counter()
-        sequence.first_token_at = now
-        sequence.stats.prefill_s = now - sequence.admitted_at
+        sequence.first_token_at = time.perf_counter()
+        sequence.stats.prefill_s = sequence.first_token_at - sequence.admitted_at
         sequence.emit(Started(tuple(sequence.prompt_log_probs)))
         return self._deliver(sequence, walk, None)
 
@@ -163,13 +173,9 @@ class StepRunner(ABC, Generic[Inputs, Verified]):
         finished: list[tuple[SequenceState, Finished | Failed]] = []
         steps: list[SequenceStep] = []
         for sequence, tree, walk in results:
-            step = SequenceStep(
-                walk.tree, len(walk.accepted.path) - 1, sequence.wants_draft, max(len(walk.shadow_path) - 1, 0)
-            )
-            steps.append(step)
-            sequence.stats.add_step(step.tree, step.num_accepted, wanted_draft=step.wanted_draft)
-            sequence.stats.num_shadow_accepted += step.num_shadow_accepted
-            sequence.stats.add_times(times, drafted=tree.num_nodes > 1)
+            num_accepted, num_shadow = len(walk.accepted.path) - 1, max(len(walk.shadow_path) - 1, 0)
+            steps.append(SequenceStep(walk.tree, num_accepted, sequence.wants_draft, num_shadow))
+            sequence.stats.add_step(steps[-1], times)
             trace = None
             if sequence.request.trace_steps or self.debug_steps:
                 trace = Trace(sequence.base_length, tree, walk.accepted.path, times, walk.shadow_path)
@@ -177,7 +183,7 @@ class StepRunner(ABC, Generic[Inputs, Verified]):
             if end is not None:
                 finished.append((sequence, end))
             else:
-                sequence.advance(len(walk.accepted.path))
+                sequence.base_length += len(walk.accepted.path)
             if trace is not None and self.debug_steps:
                 _log_step(sequence, trace)
         self.observer.step(steps, times)
@@ -203,17 +209,14 @@ class StepRunner(ABC, Generic[Inputs, Verified]):
     def _prompt_log_probs(self, sequence: SequenceState, hidden: Tensor) -> None:
         """Log-probabilities of the prompt's tokens that this chunk's rows [P, H] predict."""
         prompt, num_top = sequence.request.prompt_token_ids, sequence.request.num_prompt_log_probs or 0
-        logits = self.target.logits(hidden)
-        for i in range(hidden.shape[0]):
-            position = sequence.base_length + i + 1
-            if position < len(prompt):
-                row = logits_row(logits[i])
-                try:
-                    check_finite(row, position)
-                except DraftwoodError as error:
-                    sequence.error = sequence.error or error
-                else:
-                    sequence.prompt_log_probs.append(log_probs_of(row, prompt[position], num_top))
+        positions = range(sequence.base_length + 1, len(prompt))  # the prompt's last token predicts none of it
+        for logits, position in zip(self.target.logits(hidden), positions, strict=False):
+            try:
+                row = finite_row(logits, position)
+            except DraftwoodError as error:
+                sequence.error = sequence.error or error
+            else:
+                sequence.prompt_log_probs.append(log_probs_of(row, prompt[position], num_top))
 
 
 AnyRunner = StepRunner[Any, Any]  # whatever its passes take and give
@@ -228,7 +231,6 @@ def _tree_for(sequence: SequenceState, drafts: Drafts) -> DraftTree:
 
 
 def _log_step(sequence: SequenceState, trace: Trace) -> None:
-    times = trace.times
     log.info(
         "step %s nodes=%d depth=%d accepted=%d%s draft=%.2f tree=%.2f verify=%.2f accept=%.2f commit=%.2f ms",
         sequence.request.request_id,
@@ -236,5 +238,5 @@ def _log_step(sequence: SequenceState, trace: Trace) -> None:
         trace.tree.max_depth,
         len(trace.path) - 1,
         f" tree_accepted={len(trace.shadow_path) - 1}" if trace.shadow_path else "",
-        *(1e3 * t for t in (times.draft, times.tree, times.verify, times.accept, times.commit)),
+        *(1e3 * seconds for seconds in trace.times[:5]),
     )

@@ -38,11 +38,9 @@ class NodeSampler:
 
     def __call__(self, node: int) -> int:
         sequence, request = self.sequence, self.sequence.request
-        row = logits_row(self.logits[node])
         depth = self.tree.depths[node]
         position = self.first_position + depth
-        check_finite(row, position)
-        allowed = row
+        allowed = row = finite_row(self.logits[node], position)
         if len(sequence.answer) + depth < request.min_new_tokens:
             allowed = row.copy()
             allowed[list(request.stop_token_ids)] = -np.inf
@@ -55,21 +53,19 @@ class NodeSampler:
         return token
 
 
-def logits_row(logits: Tensor) -> NDArray[np.float32]:
-    """One row as float32 numpy; torch's own arg-max is several times slower on a CPU."""
-    return logits.to(torch.float32).cpu().numpy()
-
-
-def check_finite(
-    logits: NDArray[np.float32],  # [vocab_size]
+def finite_row(
+    logits: Tensor,  # [vocab_size]
     position: int,  # that they are for
-) -> None:
-    """Raises InternalError where they are no distribution."""
-    if not math.isfinite(largest := float(logits.max())):  # NaN where any of them is
+) -> NDArray[np.float32]:
+    """The logits as float32 numpy; torch's own arg-max is several times slower on a CPU. Raises InternalError where
+    they are no distribution."""
+    row: NDArray[np.float32] = logits.to(torch.float32).cpu().numpy()
+    if not math.isfinite(largest := float(row.max())):  # NaN where any of them is
         raise InternalError(
             f"the target's logits are not finite at position {position} of this request (the largest is {largest}): "
             "its context overflows the number format, or a weight is damaged"
         )
+    return row
 
 
 def log_probs_of(

@@ -53,25 +53,20 @@ def walk_tree(
 ) -> Walk:
     """A sequence that cannot be drawn for does not keep others from their walks: its error is in the walk."""
     sequence, tree = entry
-    sampler = NodeSampler(sequence, tree, logits, noise, first_position=first_position)
-    try:
-        return _walk(entry, sampler)
-    except DraftwoodError as error:
-        log.warning("request %s: %s", sequence.request.request_id, error.message)
-        return Walk(tree, Accepted((0,), (), None), error=error)
-
-
-def _walk(entry: SequenceTree, sampler: NodeSampler) -> Walk:
-    sequence, tree = entry
     request = sequence.request
+    sampler = NodeSampler(sequence, tree, logits, noise, first_position=first_position)
 
     def walk(part: DraftTree, draw: Callable[[int], int]) -> Accepted:
         return accept(part, draw, stop_token_ids=request.stop_token_ids, max_tokens=max(sequence.num_remaining, 1))
 
-    if not (request.shadow_linear and tree.num_nodes > 1):
-        return Walk(tree, walk(tree, sampler), tuple(sampler.log_probs))
-    chain, (shadow, nodes) = chain_of(tree, request.tree_budget), tree_of(tree, request.tree_budget)
-    accepted = walk(chain, sampler)
-    log_probs = tuple(sampler.log_probs)
-    path = walk(shadow, lambda node: sampler(nodes[node])).path
-    return Walk(chain, accepted, log_probs, tuple(nodes[node] for node in path))
+    try:
+        if not (request.shadow_linear and tree.num_nodes > 1):
+            return Walk(tree, walk(tree, sampler), tuple(sampler.log_probs))
+        chain, (shadow, nodes) = chain_of(tree, request.tree_budget), tree_of(tree, request.tree_budget)
+        accepted = walk(chain, sampler)
+        log_probs = tuple(sampler.log_probs)
+        path = walk(shadow, lambda node: sampler(nodes[node])).path
+        return Walk(chain, accepted, log_probs, tuple(nodes[node] for node in path))
+    except DraftwoodError as error:
+        log.warning("request %s: %s", request.request_id, error.message)
+        return Walk(tree, Accepted((0,), (), None), error=error)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Self
 
 from draftwood.config import VerifyConfig
 from draftwood.errors import DraftwoodError
 from draftwood.telemetry import metrics, start_tracing
 from draftwood.telemetry.instruments import Instruments
-from verify_service.api.request_hooks import RequestHooks
-from verify_service.core.events import Finished
+from verify_service.core.events import Finished, Started, Tokens
 from verify_service.core.request import Request
-from verify_service.core.stats import StageTimes
+from verify_service.core.stats import SequenceStep, StageTimes
 from verify_service.draft.client import DraftClient
-from verify_service.draft.types import DroppedResults, RefusalReason
+from verify_service.draft.types import DroppedResults
 from verify_service.engine.engine import PATIENCE_S, Engine
-from verify_service.step.step_stats import SequenceStep, StepTotals
 
 if TYPE_CHECKING:
     from draftwood.telemetry.tracing import Tracing
-    from verify_service.telemetry.request_span import RequestSpan
+    from verify_service.telemetry.spans import RequestSpan
 
 DRAFTER_STATES = ("ready", "absent", "refused", "mismatch", "none")  # none: it is to serve without
 
 
 class Telemetry:
-    """The verify service's metrics and spans. Takes part in every step, as the sink of the engine's observer."""
+    """The verify service's metrics and spans; `start` makes it take part in every step where it was asked for."""
 
     def __init__(self, engine: Engine, client: DraftClient | None, tracing: Tracing | None = None) -> None:
         self.tracing = tracing
@@ -48,24 +48,22 @@ class Telemetry:
         self.per_token = recorded.histogram(metrics.TIME_PER_OUTPUT_TOKEN).observe
         self.prompt_tokens = recorded.counter(metrics.PROMPT_TOKENS)
         self.generated_tokens = recorded.counter(metrics.GENERATED_TOKENS)
-        self._read_load()
-        self._read_totals(self._observer.totals)
+        self._read_engine()
         self._read_drafter()
 
     @classmethod
-    def start(cls, config: VerifyConfig, engine: Engine, client: DraftClient | None) -> Self | None:
-        """What the configuration asks for; None where it asks for nothing. Raises ConfigError."""
-        if not (config.metrics_port or config.is_traced):
-            return None
-        tracing = start_tracing(config, "verify")
-        if tracing is not None:
-            from verify_service.telemetry.step_spans import StepSpans
-
-            engine.runner.observer.tracer = StepSpans(tracing)
-        telemetry = cls(engine, client, tracing)
+    def start(cls, config: VerifyConfig, engine: Engine, client: DraftClient | None) -> Self:
+        """Exports what the configuration asks for. Raises ConfigError."""
+        telemetry, observer = cls(engine, client, start_tracing(config, "verify")), engine.runner.observer
         if config.metrics_port:
-            telemetry._observer.sink = telemetry
+            observer.recorders.append(telemetry.step)
             telemetry.instruments.serve(config.host, config.metrics_port)
+        if telemetry.tracing is not None:
+            from verify_service.telemetry.spans import StepSpans
+
+            spans = StepSpans(telemetry.tracing)
+            observer.begin = spans.begin
+            observer.recorders.append(spans.step)
         return telemetry
 
     def close(self) -> None:
@@ -74,29 +72,30 @@ class Telemetry:
         if self.tracing is not None:
             self.tracing.close()
 
-    def watch(self) -> RequestHooks:
-        """For one call of Generate that has just come."""
-        return MeasuredRequest(self)
+    @contextmanager
+    def watch(self) -> Generator[MeasuredRequest]:
+        """Measures the body, a call of Generate that has just come."""
+        request = MeasuredRequest(self)
+        try:
+            yield request
+        except DraftwoodError as error:
+            request.outcome = error.reason
+            raise
+        finally:
+            request.end()
 
     def step(self, steps: Sequence[SequenceStep], times: StageTimes) -> None:
         """Records one step; on the device loop."""
-        observe = self._stages
-        observe["draft"](times.draft)
-        observe["tree"](times.tree)
-        observe["verify"](times.verify)
-        observe["accept"](times.accept)
-        observe["commit"](times.commit)
-        is_drafted = False
-        for step in steps:
-            num_drafted = step.tree.num_nodes - 1
-            if num_drafted:
-                is_drafted = True
-                self._nodes(num_drafted)
-                self._paths(step.num_accepted)
-        if is_drafted:
+        for stage, observe in self._stages.items():
+            observe(getattr(times, stage))
+        drafted = [step for step in steps if step.num_drafted]
+        for step in drafted:
+            self._nodes(step.num_drafted)
+            self._paths(step.num_accepted)
+        if drafted:
             self._transport(times.transport)
 
-    def _read_load(self) -> None:
+    def _read_engine(self) -> None:
         read, scheduler = self.instruments.read, self._engine.scheduler
         read(metrics.RUNNING, lambda: len(scheduler.active))
         read(metrics.QUEUED, lambda: len(scheduler.waiting))
@@ -108,23 +107,27 @@ class Telemetry:
         read(metrics.SLOTS, lambda: scheduler.slots.num_slots)
         read(metrics.LOOP_TURNING, lambda: float(self._engine.is_turning(PATIENCE_S)))
         read(metrics.STEPS, lambda: self._engine.num_steps)
+        totals = self._observer.totals
 
-    def _read_totals(self, totals: StepTotals) -> None:
-        read = self.instruments.read
-        read(
-            metrics.SEQUENCE_STEPS,
-            lambda: {"drafted": totals.drafted_steps, "fallback": totals.fallback_steps, "plain": totals.plain_steps},
-        )
-        read(metrics.DRAFTED_TOKENS, lambda: totals.drafted_tokens)
-        read(metrics.ACCEPTED_TOKENS, lambda: totals.accepted_tokens)
-        read(metrics.SHADOW_TOKENS, lambda: totals.shadow_tokens)
-        read(metrics.DRAFTED_DEPTH, lambda: _by_depth(totals.drafted_depth))
-        read(metrics.ACCEPTED_DEPTH, lambda: _by_depth(totals.accepted_depth))
+        def steps() -> Mapping[str, float]:
+            drafted, fallback = totals.num_drafted_steps, totals.num_fallback_steps
+            return {"drafted": drafted, "fallback": fallback, "plain": totals.num_steps - drafted - fallback}
+
+        def accepted_depth() -> Mapping[str, float]:
+            """A step that accepted n tokens accepted one of each depth up to n."""
+            return _by_depth([*accumulate(reversed(totals.accepted_histogram[1:]))][::-1])
+
+        read(metrics.SEQUENCE_STEPS, steps)
+        read(metrics.DRAFTED_TOKENS, lambda: totals.num_drafted_tokens)
+        read(metrics.ACCEPTED_TOKENS, lambda: totals.num_accepted_tokens)
+        read(metrics.SHADOW_TOKENS, lambda: totals.shadow_tree_tokens)
+        read(metrics.DRAFTED_DEPTH, lambda: _by_depth(totals.drafted_by_depth))
+        read(metrics.ACCEPTED_DEPTH, accepted_depth)
 
     def _read_drafter(self) -> None:
         read, client, alarm = self.instruments.read, self._client, self._observer.alarm
 
-        def state() -> Mapping[str, float]:
+        def states() -> dict[str, float]:
             now = client.status.partition(":")[0] if client is not None else "none"
             return {name: float(name == now) for name in DRAFTER_STATES}
 
@@ -132,55 +135,55 @@ class Telemetry:
             dropped = client.dropped if client is not None else DroppedResults()
             return {"late": dropped.late, "mismatched": dropped.mismatched}
 
-        def refused() -> Mapping[str, float]:
-            counts = self._engine.coordinator.refused_trees
-            return {cause.value: counts[cause] for cause in RefusalReason if cause is not RefusalReason.STALE}
-
-        read(metrics.DRAFTER_STATE, state)
-        read(metrics.DRAFTER_MISMATCH, lambda: float(client is not None and client.mismatch is not None))
+        read(metrics.DRAFTER_STATE, states)
+        read(metrics.DRAFTER_MISMATCH, lambda: states()["mismatch"])
         read(
             metrics.ACCEPTANCE_COLLAPSE, lambda: float(alarm.is_on and client is not None and client.stream is not None)
         )
-        read(metrics.FALLBACKS, lambda: {cause.value: n for cause, n in self._engine.coordinator.fallbacks.items()})
-        read(metrics.REFUSED_TREES, refused)
+        read(metrics.FALLBACKS, lambda: _by_cause(self._engine.coordinator.fallbacks))
+        read(metrics.REFUSED_TREES, lambda: _by_cause(self._engine.coordinator.refused_trees))
         read(metrics.STALE_TREES, stale)
 
 
-def _by_depth(counts: list[int]) -> dict[str, float]:
+def _by_cause(counts: Mapping[Any, int]) -> dict[str, float]:
+    return {cause.value: n for cause, n in counts.items()}
+
+
+def _by_depth(counts: Sequence[int]) -> dict[str, float]:
     """Depths that were seen, and the first, so that the series is there from the start."""
-    return {str(depth): n for depth, n in enumerate(counts, start=1) if n or depth == 1}
+    return {"1": 0, **{str(depth): n for depth, n in enumerate(counts[: metrics.MAX_DEPTH_LABEL], start=1)}}
 
 
-class MeasuredRequest(RequestHooks):
-    """Measures from the call's arrival on."""
+class MeasuredRequest:
+    """One call of Generate, on the event loop, measured from its arrival on."""
 
-    def __init__(self, telemetry: Telemetry, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._telemetry, self._clock, self._began = telemetry, clock, clock()
-        self._began_ns = time.time_ns()
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry, self._began, self._began_ns = telemetry, time.perf_counter(), time.time_ns()
         self._has_tokens = False
-        self._outcome = "cancelled"
+        self.outcome = "cancelled"
         self._span: RequestSpan | None = None
 
     def received(self, request: Request) -> Request:
-        """From here on it has a span; its steps become children of it."""
+        """The request is in order; returned as it goes to the engine, its steps children of this call's span."""
         if self._telemetry.tracing is None:
             return request
-        from verify_service.telemetry.request_span import RequestSpan
+        from verify_service.telemetry.spans import RequestSpan
 
         self._span = RequestSpan(self._telemetry.tracing, request, self._began_ns)
         return dataclasses.replace(request, traceparent=self._span.traceparent)
 
-    def grew(self) -> None:
-        """Notes the first tokens."""
-        if not self._has_tokens:
+    def notice(self, event: Started | Tokens | Finished) -> None:
+        """An event is about to be sent."""
+        if isinstance(event, Tokens) and not self._has_tokens:
             self._has_tokens = True
-            self._telemetry.first_token(self._clock() - self._began)
+            self._telemetry.first_token(time.perf_counter() - self._began)
+        elif isinstance(event, Finished):
+            self._finished(event)
 
-    def finished(self, event: Finished) -> None:
-        """Takes over the figures."""
+    def _finished(self, event: Finished) -> None:
         telemetry, stats = self._telemetry, event.stats
-        self._outcome = event.reason.name.lower()
-        telemetry.request_seconds(self._clock() - self._began)
+        self.outcome = event.reason.name.lower()
+        telemetry.request_seconds(time.perf_counter() - self._began)
         telemetry.queue_seconds(stats.queue_s)
         telemetry.prefill_seconds(stats.prefill_s)
         telemetry.prompt_tokens.inc(stats.num_prompt_tokens)
@@ -190,12 +193,8 @@ class MeasuredRequest(RequestHooks):
         if stats.num_generated_tokens > 1:
             telemetry.per_token(stats.decode_s / (stats.num_generated_tokens - 1))
 
-    def failed(self, error: DraftwoodError) -> None:
-        """By the error's reason."""
-        self._outcome = error.reason
-
-    def gone(self) -> None:
-        """Counts it."""
-        self._telemetry.requests.labels(self._outcome).inc()
+    def end(self) -> None:
+        """The call is over, however."""
+        self._telemetry.requests.labels(self.outcome).inc()
         if self._span is not None:
-            self._span.end(self._outcome)
+            self._span.end(self.outcome)

@@ -27,8 +27,7 @@ from gateway.api.served_model import ServedModel
 from tests.gateway.conftest import running_gateway
 from tests.gateway.fake_verify import FakeVerify, serve
 from tests.support.authority import OTHER_TOKEN, TOKEN, Authority
-from verify_service.draft.client import DraftClient
-from verify_service.draft.handshake import Expected
+from verify_service.draft.client import DraftClient, Expected
 
 EXPECTED = Expected((1, 4), 6, 100, "aa", "bb")
 PATIENCE_S = 20.0

@@ -33,6 +33,7 @@ from tests.verify_service.models import save_tiny
 from verify_service.api.servicer import VerifyServicer
 from verify_service.build import Service, build
 from verify_service.core.sequence import SequenceState
+from verify_service.telemetry.metrics import Telemetry
 
 VOCAB, CONTEXT = 256, 2048
 PROMPT = [5, 9, 60, 33, 7]
@@ -83,7 +84,9 @@ async def stub(served: Served) -> AsyncIterator[Any]:
     served.sequences.clear()
     service = served.service
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    servicer = VerifyServicer(service.engine, service.client, service.defaults, service.facts)
+    servicer = VerifyServicer(
+        service.engine, service.client, service.defaults, service.model, Telemetry(service.engine, service.client)
+    )
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -486,10 +489,13 @@ async def test_the_service_itself_keeps_the_calls_deadline(
 ) -> None:
     """One that is over when the engine takes the request; the call's own stays far away."""
 
-    def time_left(context: Any) -> float:
-        return context.time_remaining() - 60
+    engine = served.service.engine
+    submit = engine.submit
 
-    monkeypatch.setattr("verify_service.api.servicer._time_left", time_left)
+    def submit_late(*args: Any, timeout_s: float) -> int:
+        return submit(*args, timeout_s=timeout_s - 61)
+
+    monkeypatch.setattr(engine, "submit", submit_late)
     status = await error_of(stub)
     assert status.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     error = from_rpc_error(status)
@@ -564,7 +570,7 @@ async def test_service_that_goes_down_says_so(tmp_path: Path) -> None:
     service = build(config_of(tmp_path))
     service.engine.start()
     server = grpc.aio.server()
-    servicer = VerifyServicer(service.engine, None, service.defaults, service.facts)
+    servicer = VerifyServicer(service.engine, None, service.defaults, service.model, Telemetry(service.engine, None))
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

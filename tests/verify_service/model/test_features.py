@@ -45,7 +45,7 @@ def test_rows_are_the_taps_of_the_right_layers_behind_accepted_trees() -> None:
         accepted.append(drafted.base_length - before - 1)
     assert max(accepted) >= 2
     assert 0 in accepted
-    tokens = [drafted.token_at(i) for i in range(drafted.base_length)]
+    tokens = [*PROMPT, *drafted.answer][: drafted.base_length]
     got, wanted = bench.committed(drafted)["features"].double(), rows_by_hand(tokens)
     assert got.shape == wanted.shape
     errors = (got - wanted).norm(dim=-1) / wanted.norm(dim=-1)

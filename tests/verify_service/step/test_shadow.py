@@ -84,15 +84,15 @@ def test_the_chain_counts_and_the_tree_is_reported(engine: Engine) -> None:
     drafted = [trace for trace in answer.traces if trace.tree.num_nodes > 1]
     assert all(set(trace.path) <= set(range(len(trace.path))) for trace in drafted), "not on the chain"
     assert stats.num_accepted_tokens == sum(len(trace.path) - 1 for trace in drafted)
-    assert stats.num_shadow_accepted == sum(len(trace.shadow_path) - 1 for trace in drafted)
-    assert stats.num_shadow_accepted > stats.num_accepted_tokens > 0
+    assert stats.shadow_tree_tokens == sum(len(trace.shadow_path) - 1 for trace in drafted)
+    assert stats.shadow_tree_tokens > stats.num_accepted_tokens > 0
     assert max(stats.drafted_by_depth) == stats.num_drafted_steps
     for trace in drafted:
         base = trace.base_length - 5
         tokens = [trace.tree.token_ids[node] for node in trace.shadow_path]
         assert tokens == plain.tokens[base : base + len(tokens)]
         assert [trace.tree.parents[node] for node in trace.shadow_path[1:]] == list(trace.shadow_path[:-1])
-    assert engine.runner.observer.totals.shadow_tokens == stats.num_shadow_accepted
+    assert engine.runner.observer.totals.shadow_tree_tokens == stats.shadow_tree_tokens
 
 
 def no_draft(_: SequenceState) -> None:
@@ -103,5 +103,5 @@ def test_without_a_draft_nothing_is_reported(engine: Engine) -> None:
     assert isinstance(engine.coordinator, ScriptedDrafter)
     engine.coordinator.propose = no_draft
     (answer,) = run_all(engine, [request(shadow_linear=True)])
-    assert answer.stats.num_shadow_accepted == 0
+    assert answer.stats.shadow_tree_tokens == 0
     assert answer.stats.num_fallback_steps > 0

@@ -10,12 +10,13 @@ import pytest
 from draftwood.errors import OverloadedError
 from draftwood.tree import DraftTree
 from tests.system.scraping import Samples, parse, value
-from verify_service.core.stats import StageTimes
+from verify_service.core.events import Tokens
+from verify_service.core.stats import SequenceStep, StageTimes
 from verify_service.draft.coordinator import DraftCoordinator
 from verify_service.draft.types import DroppedResults
 from verify_service.step.acceptance_alarm import WINDOW_STEPS
-from verify_service.step.step_stats import SequenceStep, StepObserver
-from verify_service.telemetry.metrics import MeasuredRequest, Telemetry
+from verify_service.step.observer import StepObserver
+from verify_service.telemetry.metrics import Telemetry
 
 TREE = DraftTree.chain(5, [6, 7, 8])
 COLLAPSE, MISMATCH = "draftwood_acceptance_collapse", "draftwood_drafter_mismatch"
@@ -28,9 +29,7 @@ def is_turning(patience_s: float) -> bool:
 @pytest.fixture
 def service() -> Any:
     """Stands where a service stands; its drafter is connected."""
-    client = SimpleNamespace(
-        status="ready", mismatch=None, stream=object(), dropped=DroppedResults(mismatched=1, late=2)
-    )
+    client = SimpleNamespace(status="ready", stream=object(), dropped=DroppedResults(mismatched=1, late=2))
     scheduler = SimpleNamespace(
         max_queue=4,
         max_batch=2,
@@ -75,7 +74,7 @@ def test_steps_without_drafts_are_no_collapse(service: Any) -> None:
 def test_a_drafter_that_does_not_match_is_an_alarm(service: Any) -> None:
     telemetry = Telemetry(service.engine, service.client)
     assert value(samples(telemetry), MISMATCH) == 0
-    service.client.status, service.client.mismatch = "mismatch: vocab_size is 101", "vocab_size is 101"
+    service.client.status = "mismatch: vocab_size is 101"
     said = samples(telemetry)
     assert value(said, MISMATCH) == 1
     states = {
@@ -113,11 +112,10 @@ def test_a_service_without_a_drafter_exports_the_same_series(service: Any) -> No
 
 def test_requests_are_counted_by_what_became_of_them(service: Any) -> None:
     telemetry = Telemetry(service.engine, service.client)
-    refused, left = MeasuredRequest(telemetry), MeasuredRequest(telemetry)
-    refused.failed(OverloadedError("full"))
-    refused.gone()
-    left.grew()
-    left.gone()
+    with pytest.raises(OverloadedError), telemetry.watch():
+        raise OverloadedError("full")
+    with telemetry.watch() as left:
+        left.notice(Tokens((7,)))
     said = samples(telemetry)
     assert value(said, "draftwood_requests_total", outcome="overloaded") == 1
     assert value(said, "draftwood_requests_total", outcome="cancelled") == 1

@@ -13,13 +13,12 @@ from draftwood.telemetry.metrics import STAGES
 from draftwood.telemetry.tracing import Tracing, context_of, is_sampled, traceparent_of
 from draftwood.tree import DraftTree
 from draftwood.v1 import verify_pb2
-from verify_service.api.codec import request_from_wire
-from verify_service.api.defaults import Defaults
+from verify_service.api.codec import Defaults, request_from_wire
 from verify_service.core.request import Limits, Request
 from verify_service.core.sequence import SequenceState
-from verify_service.core.stats import StageTimes
-from verify_service.step.step_stats import SequenceStep, StepObserver
-from verify_service.telemetry.step_spans import StepSpans
+from verify_service.core.stats import SequenceStep, StageTimes
+from verify_service.step.observer import StepObserver
+from verify_service.telemetry.spans import StepSpans
 
 FIRST, SECOND = f"00-{'1' * 32}-{'2' * 16}-01", f"00-{'3' * 32}-{'4' * 16}-01"
 TREE = DraftTree.chain(5, [6, 7, 8])
@@ -38,7 +37,9 @@ def observer(exporter: InMemorySpanExporter) -> StepObserver:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     observer = StepObserver()
-    observer.tracer = StepSpans(Tracing(provider))
+    spans = StepSpans(Tracing(provider))
+    observer.begin = spans.begin
+    observer.recorders.append(spans.step)
     return observer
 
 
@@ -86,8 +87,8 @@ def test_untraced_steps_make_no_spans(observer: StepObserver, exporter: InMemory
     assert observer.begin([sequence(""), sequence("")]) == ""
     observer.step([SequenceStep(TREE, 2, True)], TIMES)
     assert exporter.get_finished_spans() == ()
-    assert observer.totals.drafted_steps == 1
-    assert observer.totals.accepted_depth[:4] == [1, 1, 0, 0]
+    assert observer.totals.num_drafted_steps == 1
+    assert observer.totals.accepted_histogram == [0, 0, 1]
 
 
 def test_a_step_that_failed_ends_with_the_next(observer: StepObserver, exporter: InMemorySpanExporter) -> None:

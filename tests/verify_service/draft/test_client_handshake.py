@@ -9,7 +9,7 @@ import pytest
 from draftwood.errors import ModelMismatchError
 from draftwood.v1 import draft_pb2
 from tests.verify_service.fake_drafter import EXPECTED, MODEL
-from verify_service.draft.handshake import Expected, check_handshake
+from verify_service.draft.client import Expected, check_handshake
 from verify_service.draft.types import DrafterFacts
 
 WRONG: dict[str, Any] = {
@@ -49,4 +49,4 @@ def test_without_a_tokenizer_nothing_is_compared(side: str) -> None:
     theirs = "" if side == "drafter" else "cc"
     expected = Expected((1, 4), 6, 100, ours, "bb")
     facts = check_handshake(expected, model_with(tokenizer_hash=theirs))
-    assert facts == DrafterFacts("fake", vocab_size=100, max_depth=7, context_window=0, max_context=4096)
+    assert facts == DrafterFacts("fake", vocab_size=100, max_depth=7, context_window=0)
