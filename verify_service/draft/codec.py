@@ -21,8 +21,8 @@ _REASONS = {
 
 
 def write_job(job: DraftJob, standing: dict[int, draft_pb2.DraftSequence], message: draft_pb2.DraftSequence) -> None:
-    """Fills in an empty message. What stays the same from step to step is kept in `standing`, by sequence id: made anew,
-    it would be a third of a message's time."""
+    """Fills in an empty message. What stays the same from step to step is kept in `standing`, by sequence id: made
+    anew, it would be a third of a message's time."""
     if job.sequence_id not in standing:
         tree, sampling = tree_options_to_wire(job.tree), sampling_to_wire(job.sampling)
         standing[job.sequence_id] = draft_pb2.DraftSequence(sequence_id=job.sequence_id, tree=tree, sampling=sampling)
