@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import statistics
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from draftwood.errors import ContextLengthError, InvalidRequestError
@@ -14,8 +14,12 @@ from draftwood.v1 import tree_pb2, verify_pb2
 from verify_service.core.accept import Finish
 from verify_service.core.events import Finished, Started, TokenLogProbs, Tokens, Trace
 from verify_service.core.request import Limits, Request
-from verify_service.core.stats import StageTimes, Stats, StepCounts
+from verify_service.core.stats import StageTimes, Stats
 
+COUNTS = (  # of Stats and of GenerateStats
+    "num_prompt_tokens", "num_generated_tokens", "num_steps", "num_drafted_steps", "num_drafted_tokens",
+    "num_accepted_tokens", "num_fallback_steps", "accepted_histogram", "drafted_by_depth", "shadow_tree_tokens",
+)  # fmt: skip
 FINISH_TO_WIRE = {
     Finish.STOP: verify_pb2.FINISH_REASON_STOP,
     Finish.LENGTH: verify_pb2.FINISH_REASON_LENGTH,
@@ -145,13 +149,11 @@ def _trace_to_wire(trace: Trace) -> verify_pb2.StepTrace:
 
 def _stats_to_wire(stats: Stats) -> verify_pb2.GenerateStats:
     return verify_pb2.GenerateStats(
-        num_prompt_tokens=stats.num_prompt_tokens,
-        num_generated_tokens=stats.num_generated_tokens,
         queue_us=microseconds(stats.queue_s),
         prefill_us=microseconds(stats.prefill_s),
         decode_us=microseconds(stats.decode_s),
         transport_p50_us=microseconds(statistics.median(stats.transport_s or [0.0])),
-        **{field.name: getattr(stats, field.name) for field in fields(StepCounts)},
+        **{name: getattr(stats, name) for name in COUNTS},
         **_times_to_wire(stats.times),
     )
 

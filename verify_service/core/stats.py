@@ -36,19 +36,23 @@ class SequenceStep(NamedTuple):
 
 @dataclass(slots=True)
 class StepCounts:
-    """What steps came to. Written by the device loop alone; whoever else reads may see a step half counted."""
+    """What steps came to. Written by the device loop alone; whoever else reads may see a step half counted, but no
+    field ever falls, as metrics must not."""
 
-    num_steps: int = 0
     num_drafted_steps: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_fallback_steps: int = 0
+    num_plain_steps: int = 0
     shadow_tree_tokens: int = 0
     accepted_histogram: list[int] = field(default_factory=list[int])  # entry n: steps that accepted n tokens
     drafted_by_depth: list[int] = field(default_factory=list[int])  # entry d: steps whose tree reached depth d + 1
 
+    @property
+    def num_steps(self) -> int:
+        return self.num_drafted_steps + self.num_fallback_steps + self.num_plain_steps
+
     def add(self, step: SequenceStep) -> None:
-        self.num_steps += 1
         if step.num_drafted:
             self.num_drafted_steps += 1
             self.num_drafted_tokens += step.num_drafted
@@ -57,6 +61,8 @@ class StepCounts:
                 self.drafted_by_depth[depth] += 1
         elif step.wanted_draft:
             self.num_fallback_steps += 1
+        else:
+            self.num_plain_steps += 1
         self.num_accepted_tokens += step.num_accepted
         self.shadow_tree_tokens += step.shadow_tree_tokens
         _grow(self.accepted_histogram, step.num_accepted + 1)

@@ -109,15 +109,18 @@ class Telemetry:
         read(metrics.STEPS, lambda: self._engine.num_steps)
         totals = self._observer.totals
 
-        def steps() -> Mapping[str, float]:
-            drafted, fallback = totals.num_drafted_steps, totals.num_fallback_steps
-            return {"drafted": drafted, "fallback": fallback, "plain": totals.num_steps - drafted - fallback}
-
         def accepted_depth() -> Mapping[str, float]:
             """A step that accepted n tokens accepted one of each depth up to n."""
             return _by_depth([*accumulate(reversed(totals.accepted_histogram[1:]))][::-1])
 
-        read(metrics.SEQUENCE_STEPS, steps)
+        read(
+            metrics.SEQUENCE_STEPS,
+            lambda: {
+                "drafted": totals.num_drafted_steps,
+                "fallback": totals.num_fallback_steps,
+                "plain": totals.num_plain_steps,
+            },
+        )
         read(metrics.DRAFTED_TOKENS, lambda: totals.num_drafted_tokens)
         read(metrics.ACCEPTED_TOKENS, lambda: totals.num_accepted_tokens)
         read(metrics.SHADOW_TOKENS, lambda: totals.shadow_tree_tokens)

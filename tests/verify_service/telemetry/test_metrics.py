@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from draftwood.errors import OverloadedError
+from draftwood.telemetry.metrics import MAX_DEPTH_LABEL
 from draftwood.tree import DraftTree
 from tests.system.scraping import Samples, parse, value
 from verify_service.core.events import Tokens
@@ -69,6 +70,24 @@ def test_steps_without_drafts_are_no_collapse(service: Any) -> None:
         observer.step([SequenceStep(DraftTree.root_only(5), 0, True)], StageTimes())
     assert value(samples(telemetry), COLLAPSE) == 0
     assert value(samples(telemetry), "draftwood_sequence_steps_total", kind="fallback") == 2 * WINDOW_STEPS
+
+
+def test_accepted_tokens_are_counted_at_each_depth_up_to_the_last_label(service: Any) -> None:
+    telemetry, observer = Telemetry(service.engine, service.client), service.engine.runner.observer
+    deep = DraftTree.chain(5, list(range(MAX_DEPTH_LABEL + 3)))
+
+    def counts(name: str) -> dict[int, float]:
+        said = samples(telemetry).items()
+        return {int(dict(labels)["depth"]): n for (series, labels), n in said if series == f"draftwood_{name}_total"}
+
+    assert counts("accepted_depth") == counts("drafted_depth") == {1: 0}  # there from the start
+    for tree, num_accepted in ((TREE, 0), (TREE, 2), (TREE, 1), (DraftTree.root_only(5), 0)):
+        observer.step([SequenceStep(tree, num_accepted, True)], StageTimes())
+    assert counts("accepted_depth") == {1: 2, 2: 1}
+    assert counts("drafted_depth") == {1: 3, 2: 3, 3: 3}
+    observer.step([SequenceStep(deep, MAX_DEPTH_LABEL + 3, True)], StageTimes())
+    assert counts("accepted_depth") == {1: 3, 2: 2} | dict.fromkeys(range(3, MAX_DEPTH_LABEL + 1), 1)
+    assert counts("drafted_depth") == dict.fromkeys((1, 2, 3), 4) | dict.fromkeys(range(4, MAX_DEPTH_LABEL + 1), 1)
 
 
 def test_a_drafter_that_does_not_match_is_an_alarm(service: Any) -> None:
