@@ -10,13 +10,7 @@ from verify_service.core.accept import accept
 from verify_service.kernels.arguments import FINISHES, NO_DRAW, DrawSettings, Outcome, TreeMetadata
 
 
-def accept_walk(
-    input_ids: Tensor,  # [B, N] int64
-    tree: TreeMetadata,
-    drawn: Tensor,  # [B, N] int32, the draw at each node, -1 for none
-    settings: DrawSettings,
-    outcome: Outcome,  # written
-) -> None:
+def accept_walk(input_ids: Tensor, tree: TreeMetadata, drawn: Tensor, settings: DrawSettings, outcome: Outcome) -> None:
     """One row after another; a node without a draw ends a walk as a stop token does."""
     outcome.path.zero_()
     outcome.tokens.fill_(-1)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verify_service.kernels.arguments import GatedNorm, LayerCommitInputs, TreeMetadata
-from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
+from verify_service.kernels.reference.tree_metadata import ancestor_bias_of, ancestor_mask_of
 
 
 def gdn_over_tree(
@@ -82,11 +82,7 @@ def split_heads(
 
 
 def gdn_verify(
-    commit_inputs: LayerCommitInputs,
-    tree: TreeMetadata,
-    states: Tensor,  # [T, HV, V, K] float32
-    norm: GatedNorm | None,
-    out: Tensor,  # [B, N, HV, V], written
+    commit_inputs: LayerCommitInputs, tree: TreeMetadata, states: Tensor, norm: GatedNorm | None, out: Tensor
 ) -> None:
     """`gdn_over_tree` in float32, in float64 where `out` is, for tests."""
     assert commit_inputs.norms is not None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from verify_service.kernels.arguments import LayerCommitInputs, TreeMetadata
-from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
+from verify_service.kernels.reference.tree_metadata import ancestor_bias_of, ancestor_mask_of
 
 
 def mamba2_over_tree(
@@ -59,11 +59,7 @@ def split_heads(
 
 
 def mamba2_verify(
-    commit_inputs: LayerCommitInputs,
-    tree: TreeMetadata,
-    states: Tensor,  # [T, HV, V, K] float32
-    skip: Tensor,  # [HV], D
-    out: Tensor,  # [B, N, HV, V], written
+    commit_inputs: LayerCommitInputs, tree: TreeMetadata, states: Tensor, skip: Tensor, out: Tensor
 ) -> None:
     """`mamba2_over_tree` in float32, in float64 where `out` is, for tests."""
     dtype = torch.promote_types(out.dtype, torch.float32)

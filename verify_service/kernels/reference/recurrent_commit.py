@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from verify_service.cache.commit_inputs import CommitInputs
@@ -18,7 +19,6 @@ from verify_service.core.target_spec import GDN, MAMBA2, RecurrentShape
 from verify_service.kernels.arguments import Outcome, TreeMetadata
 from verify_service.kernels.reference.gdn_verify import split_heads as gdn_heads
 from verify_service.kernels.reference.mamba2_verify import split_heads as mamba2_heads
-from verify_service.kernels.reference.tree_conv import commit_window
 
 
 def gdn_commit_one(
@@ -68,6 +68,16 @@ def _mamba2_token(state: Tensor, conv: Tensor, norms: Tensor, g: Tensor, dt: Ten
 # One token of all layers of a sequence: state [R, HV, V, K], conv [R, C], norms [R, 2 HK], g and beta [R, HV]. A short
 # convolution has no state to replay.
 TOKENS: dict[str, Callable[..., None]] = {GDN: _gdn_token, MAMBA2: _mamba2_token}
+
+
+def commit_window(
+    window: Tensor,  # [R, kernel_size - 1, C], newest last; changed in place
+    inputs: Tensor,  # [R, P, C] inputs of the accepted path
+) -> None:
+    """Shifts the accepted inputs into the windows of all R layers."""
+    keep = window.shape[1]
+    stays = max(keep - inputs.shape[1], 0)  # newest of the old ones
+    window.copy_(torch.cat([window[:, keep - stays :], inputs], 1) if stays else inputs[:, -keep:])
 
 
 def commit_path(

@@ -11,13 +11,7 @@ from verify_service.kernels.arguments import HeadNorms
 
 
 def rotate_heads(
-    x: Tensor,  # [M, q | k | v]
-    rotation: tuple[Tensor, Tensor],  # cosines and sines, [M, R] each
-    norms: HeadNorms,
-    step: int,
-    q: Tensor,  # [M, HQ, D] written
-    keys: Tensor,  # [M, HKV, D] written
-    values: Tensor,  # [M, HKV, D] written
+    x: Tensor, rotation: tuple[Tensor, Tensor], norms: HeadNorms, step: int, q: Tensor, keys: Tensor, values: Tensor
 ) -> None:
     """The rotation is computed in float32 and rounded once."""
     m, hq, d = q.shape

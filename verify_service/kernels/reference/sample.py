@@ -10,14 +10,7 @@ from draftwood.sampling import SamplingParams, draw
 from verify_service.kernels.arguments import DrawSettings, TreeMetadata
 
 
-def sample(
-    logits: Tensor,  # [B, N, vocab_size]
-    tree: TreeMetadata,
-    settings: DrawSettings,
-    drawn: Tensor,  # [B, N] int32, written
-    *,
-    has_filters: bool,
-) -> None:
+def sample(logits: Tensor, tree: TreeMetadata, settings: DrawSettings, drawn: Tensor, *, has_filters: bool) -> None:
     """One node after another. Whether a row has filters is seen from its settings."""
     del has_filters
     noise = NoiseCache(logits.shape[-1])

@@ -1,8 +1,12 @@
-"""What one step derives from its trees' parents: depths, positions and ancestor bitsets, in plain PyTorch."""
+"""What one step derives from its trees' parents, in plain PyTorch: depths, positions and ancestor bitsets.
+
+Of the bitsets, the masks that the other plain kernels take.
+"""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from verify_service.kernels.arguments import NODES_PER_WORD, TreeMetadata
 
@@ -24,3 +28,14 @@ def tree_metadata(tree: TreeMetadata) -> None:
     tree.depths.copy_(depths)
     tree.positions.copy_(tree.base_lengths[:, None] + depths)
     tree.tree_depth.copy_(depths.amax(1))
+
+
+def ancestor_mask_of(ancestors: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[B, N, W] int64 bitsets as [B, N, N]: 1 where j is i or its ancestor."""
+    nodes = torch.arange(ancestors.shape[1], device=ancestors.device)
+    return ((ancestors[:, :, nodes // NODES_PER_WORD] >> (nodes % NODES_PER_WORD)) & 1).to(dtype)
+
+
+def ancestor_bias_of(ancestor_mask: Tensor) -> Tensor:
+    """[B, N, N]: 0 where j is i or its ancestor, else -inf."""
+    return torch.zeros_like(ancestor_mask).masked_fill_(ancestor_mask == 0, -torch.inf)

@@ -1,8 +1,7 @@
 """The accept walk on the device: verify_service.core.accept for a batch, from the tokens drawn at every node.
 
-One program per sequence follows its path, at most D_path nodes. A walk that is cut by a stop token or by length commits
-nothing: its path length is 0, and its tokens are what the answer still gets. So does one that comes to a node without a
-draw, which ends the request.
+One program per sequence follows its path. A walk that is cut by a stop token or by length commits nothing, and its
+tokens are what the answer still gets. So does one that comes to a node without a draw, which ends the request.
 """
 
 from __future__ import annotations
@@ -51,14 +50,7 @@ def _accept_walk_kernel(
     tl.store(finish + b, code)
 
 
-def accept_walk(
-    input_ids: Tensor,  # [B, N] int64
-    tree: TreeMetadata,
-    drawn: Tensor,  # [B, N] int32, the draw at each node, -1 for none
-    settings: DrawSettings,
-    outcome: Outcome,  # written
-) -> None:
-    """Takes any shape."""
+def accept_walk(input_ids: Tensor, tree: TreeMetadata, drawn: Tensor, settings: DrawSettings, outcome: Outcome) -> None:
     b, n = input_ids.shape
     m, d = settings.stop_ids.shape[1], outcome.path.shape[1]
     _accept_walk_kernel[(b,)](

@@ -35,17 +35,9 @@ def add_norm_kernel(
     tl.store(normed + row * H + h, (wide * scale * factor).to(stream.dtype), mask=inside)
 
 
-def add_norm(
-    x: Tensor,  # [M, H]; rows may be strided, those of delta too
-    delta: Tensor,  # [M, H]
-    weight: Tensor,  # [H] float32, the whole factor
-    eps: float,
-    total: Tensor,  # [M, H] written: x + delta
-    normed: Tensor,  # [M, H] written: its rmsnorm times the weight
-) -> None:
-    """`x` may not come from the kernel just ahead. Raises UnsupportedModelError where rows are longer than 32768."""
+def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float, total: Tensor, normed: Tensor) -> None:
     m, h = x.shape
-    require(h <= MAX_HIDDEN, "hidden_size", f"must be at most {MAX_HIDDEN}, not {h},")
+    require(h <= MAX_HIDDEN, "hidden_size", f"hidden_size must be at most {MAX_HIDDEN}, not {h}, on a GPU")
     overlap, padded = overlaps(x.device), triton.next_power_of_2(h)
     add_norm_kernel[(m,)](
         x, delta, weight, total, normed, eps, x.stride(0), delta.stride(0), h, padded, overlap,
@@ -68,11 +60,7 @@ def swiglu_kernel(x, out, x_row, F: tl.constexpr, BF: tl.constexpr, OVERLAPS: tl
     tl.store(out + row * F + f, (active.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=inside)
 
 
-def swiglu(
-    x: Tensor,  # [M, 2 F] gate | up; rows may be strided
-    out: Tensor,  # [M, F] written
-) -> None:
-    """Takes any shape."""
+def swiglu(x: Tensor, out: Tensor) -> None:
     m, f = out.shape
     overlap = overlaps(x.device)
     swiglu_kernel[(triton.cdiv(f, SWIGLU_BLOCK), m)](

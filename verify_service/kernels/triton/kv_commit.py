@@ -9,6 +9,7 @@ from draftwood.errors import UnsupportedModelError
 from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
 from verify_service.kernels.arguments import Outcome, TreeMetadata
+from verify_service.kernels.triton.launch import require
 
 
 @triton.jit(do_not_specialize=["P"])
@@ -35,14 +36,10 @@ def _copy(
 
 
 def kv_commit(commit_inputs: CommitInputs, outcome: Outcome, pools: Pools, tree: TreeMetadata, page_size: int) -> None:
-    """Copies the rows of path[0], path[1], … to positions base, base + 1, …; they were rotated for just these.
-
-    Raises:
-        UnsupportedModelError: a tensor is not contiguous, or has another dtype than its pool.
-    """
+    """Copies the rows of path[0], path[1], … to positions base, base + 1, …; they were rotated for just these."""
     tensors = (commit_inputs.keys, commit_inputs.values, pools.keys, pools.values)
-    if not all(t.is_contiguous() for t in tensors):
-        raise UnsupportedModelError("commit inputs and pools of keys and values must be contiguous", field="strides")
+    is_contiguous = all(t.is_contiguous() for t in tensors)
+    require(is_contiguous, "strides", "commit inputs and pools of keys and values must be contiguous")
     if len({t.dtype for t in tensors}) > 1:
         raise UnsupportedModelError(f"dtypes {[str(t.dtype) for t in tensors]} must be one", field="dtype")
     layers, b, n, hkv, d = commit_inputs.keys.shape

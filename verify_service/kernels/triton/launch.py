@@ -11,10 +11,21 @@ from triton.language.extra import cuda
 from draftwood.errors import UnsupportedModelError
 
 
-def require(holds: bool, field: str, limit: str) -> None:
-    """Raises UnsupportedModelError for a shape that a kernel does not take."""
+def require(holds: bool, field: str, message: str) -> None:
+    """Raises UnsupportedModelError for what a kernel does not take."""
     if not holds:
-        raise UnsupportedModelError(f"{field} {limit} on a GPU", field=field)
+        raise UnsupportedModelError(message, field=field)
+
+
+def require_kernel_size(size: int) -> None:
+    """Of causal convolutions."""
+    require(2 <= size <= 4, "conv_kernel", f"conv_kernel must be 2 to 4, not {size}, on a GPU")
+
+
+def require_head_sizes(**sizes: int) -> None:
+    """Of recurrent layers, by the names of their fields."""
+    for field, size in sizes.items():
+        require(size in (16, 32, 64, 128, 256), field, f"{field} must be 16, 32, 64, 128 or 256, not {size}, on a GPU")
 
 
 def overlaps(device: torch.device) -> bool:

@@ -15,7 +15,7 @@ from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
 from verify_service.core.target_spec import GDN, MAMBA2, RecurrentShape
 from verify_service.kernels.arguments import Outcome, TreeMetadata
-from verify_service.kernels.triton.launch import require
+from verify_service.kernels.triton.launch import require_head_sizes, require_kernel_size
 
 WINDOW_BLOCK = 1024  # channels
 STATE, STATE_WARPS = 8192, 4  # numbers of a state that a program has
@@ -140,17 +140,15 @@ def recurrent_commit_kernel(
 def recurrent_commit(
     shape: RecurrentShape, commit_inputs: CommitInputs, outcome: Outcome, pools: Pools, tree: TreeMetadata
 ) -> None:
-    """Raises UnsupportedModelError where K or V is no power of two of 16 to 256, or kernel_size is not 2 to 4."""
     layers, b, n, channels = commit_inputs.inputs.shape
     slots, kernel_size = pools.windows.shape[1], pools.windows.shape[2] + 1
-    require(2 <= kernel_size <= 4, "conv_kernel", f"must be 2 to 4, not {kernel_size},")
+    require_kernel_size(kernel_size)
     heads, value_dim, key_dim, key_heads = 0, 16, 16, 1
     unused = outcome.path
     conv, norms, g, beta = (unused,) * 4
     if shape.kind in (GDN, MAMBA2):
         heads, value_dim, key_dim = pools.states.shape[2:]
-        for field, size in (("linear_key_head_dim", key_dim), ("linear_value_head_dim", value_dim)):
-            require(size in (16, 32, 64, 128, 256), field, f"must be 16, 32, 64, 128 or 256, not {size},")
+        require_head_sizes(linear_key_head_dim=key_dim, linear_value_head_dim=value_dim)
         conv, g, beta = commit_inputs.conv, commit_inputs.g, commit_inputs.beta
         key_heads = (conv.shape[-1] - heads * value_dim) // (2 * key_dim)
         norms = commit_inputs.norms if shape.kind == GDN else unused

@@ -11,9 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwood.errors import UnsupportedModelError
 from verify_service.kernels.arguments import HeadNorms
-from verify_service.kernels.triton.launch import overlaps, wait_for_inputs
+from verify_service.kernels.triton.launch import overlaps, require, wait_for_inputs
 
 
 @triton.jit
@@ -57,21 +56,12 @@ def rotate_heads_kernel(
 
 
 def rotate_heads(
-    x: Tensor,  # [M, q | k | v]; rows may be strided, heads of q `step` apart
-    rotation: tuple[Tensor, Tensor],  # cosines and sines, [M, R] each
-    norms: HeadNorms,
-    step: int,
-    q: Tensor,  # [M, HQ, D] written
-    keys: Tensor,  # [M, HKV, D] written
-    values: Tensor,  # [M, HKV, D] written
+    x: Tensor, rotation: tuple[Tensor, Tensor], norms: HeadNorms, step: int, q: Tensor, keys: Tensor, values: Tensor
 ) -> None:
-    """Raises UnsupportedModelError where the rotary size is odd or larger than a head."""
     m, hq, d = q.shape
     hkv, r = keys.shape[1], rotation[0].shape[1]
-    if r % 2 or r > d:
-        raise UnsupportedModelError(
-            f"{r} rotated values of heads of {d}: must be even and fit", field="rope_parameters"
-        )
+    fits = r % 2 == 0 and r <= d
+    require(fits, "rope_parameters", f"{r} rotated values of heads of {d}: must be even and fit")
     overlap = overlaps(x.device)
     rotate_heads_kernel[(hq + 2 * hkv, m)](
         x, x.stride(0), *rotation, norms.q_weight, norms.k_weight, q, keys, values, norms.eps, hq, hkv, d,

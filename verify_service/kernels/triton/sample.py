@@ -8,8 +8,8 @@ are no distribution (NaN, plus infinity, nothing but minus infinity) give no tok
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -19,13 +19,7 @@ from torch import Tensor
 from draftwood.kernels.gumbel import NOISE_ERROR, exact_noise, fast_noise, word, words
 from draftwood.kernels.rank import rank_of
 from verify_service.kernels.arguments import DrawSettings, TreeMetadata
-from verify_service.kernels.triton.filters import (
-    LEAST_TEMPERATURE,
-    FilterWorkspace,
-    filter_workspace,
-    find_thresholds,
-    scale,
-)
+from verify_service.kernels.triton.filters import LEAST_TEMPERATURE, FilterWorkspace, find_thresholds, scale
 
 MAX_SPLITS = 128  # programs per row
 PROGRAMS = 1024  # in all: eight for each multiprocessor of an H200
@@ -33,24 +27,14 @@ BLOCK, NUM_WARPS = 2048, 4  # tokens that a program looks at together
 _NONE = tl.constexpr(0x7FFFFFFF)
 
 
-@dataclass(frozen=True, slots=True)
 class SampleWorkspace:
-    """Scratch memory of `sample`, kept between calls: `arrived` is zero before and after each."""
+    """Scratch memory for `rows` = B * N rows of logits, kept between calls: `arrived` is zero before and after each."""
 
-    values: Tensor  # [rows, MAX_SPLITS] float32
-    ids: Tensor  # [rows, MAX_SPLITS] int32
-    arrived: Tensor  # [rows] int32
-    filters: FilterWorkspace
-
-
-def sample_workspace(rows: int, device: torch.device) -> SampleWorkspace:
-    """For at most `rows` = B * N rows of logits."""
-    return SampleWorkspace(
-        torch.empty(rows, MAX_SPLITS, device=device),
-        torch.empty(rows, MAX_SPLITS, dtype=torch.int32, device=device),
-        torch.zeros(rows, dtype=torch.int32, device=device),
-        filter_workspace(rows, device),
-    )
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.values = torch.empty(rows, MAX_SPLITS, device=device)  # [rows, MAX_SPLITS] float32
+        self.ids = torch.empty(rows, MAX_SPLITS, dtype=torch.int32, device=device)  # [rows, MAX_SPLITS]
+        self.arrived = torch.zeros(rows, dtype=torch.int32, device=device)  # [rows]
+        self.filters = FilterWorkspace(rows, device)
 
 
 @triton.jit
@@ -182,27 +166,15 @@ def _sample_kernel(
 
 
 class Sample:
-    """The launcher, of one device. It keeps a workspace per number of rows, since captured graphs hold on to it."""
+    """The launcher. It keeps a workspace per number of rows, since captured graphs hold on to it."""
 
     def __init__(self) -> None:
-        self._workspaces: dict[int, SampleWorkspace] = {}
-
-    def workspace(self, rows: int, device: torch.device) -> SampleWorkspace:
-        """The memory of launches over `rows` = B * N rows of logits."""
-        if rows not in self._workspaces:
-            self._workspaces[rows] = sample_workspace(rows, device)
-        return self._workspaces[rows]
+        self.workspace = functools.cache(SampleWorkspace)
 
     def __call__(
-        self,
-        logits: Tensor,  # [B, N, V] float32, bfloat16 or float16, adjusted; rows contiguous
-        tree: TreeMetadata,
-        settings: DrawSettings,
-        drawn: Tensor,  # [B, N] int32, written
-        *,
-        has_filters: bool,  # false: the kernels of filters are not launched
+        self, logits: Tensor, tree: TreeMetadata, settings: DrawSettings, drawn: Tensor, *, has_filters: bool
     ) -> None:
-        """Raises UnsupportedModelError for a vocabulary that the filters cannot take."""
+        """Rows of logits must be contiguous. Without filters their kernels are not launched."""
         b, n, v = logits.shape
         rows = b * n
         workspace = self.workspace(rows, logits.device)
