@@ -24,9 +24,9 @@ from tests.verify_service.oracles import (
     paths,
     relative_error,
 )
+from verify_service.kernels.reference.commit import gdn_commit_one, mamba2_commit_one
 from verify_service.kernels.reference.gdn_verify import gdn_over_tree
 from verify_service.kernels.reference.mamba2_verify import mamba2_over_tree
-from verify_service.kernels.reference.recurrent_commit import gdn_commit_one, mamba2_commit_one
 
 SIZES = (1, 2, 7, 40, 64)
 HEADS = ((1, 1), (3, 9), (2, 4))  # HK, HV

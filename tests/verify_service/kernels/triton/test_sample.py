@@ -9,7 +9,7 @@ from benchmarks.kernels.trees import underived_metadata
 from draftwood.noise import gumbel
 from draftwood.sampling import SamplingParams, filtered
 from verify_service.kernels.arguments import TreeMetadata
-from verify_service.kernels.reference import sample as reference
+from verify_service.kernels.reference import acceptance as reference
 from verify_service.kernels.triton import filters
 from verify_service.kernels.triton.sample import Sample
 

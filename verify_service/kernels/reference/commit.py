@@ -1,4 +1,4 @@
-"""Commit of recurrent layers: the one-token recurrence replayed along the accepted paths, all layers at once.
+"""Commits, all layers at once: rows of keys and values, and the one-token recurrence replayed along accepted paths.
 
     Gated DeltaNet   S <- e^g S,  u = b (v - S k),  S <- S + u k^T        Mamba2   h <- e^g h + (dt x) B^T
 
@@ -107,3 +107,23 @@ def recurrent_commit(
         if length:
             path, slot = outcome.path[row, :length].long(), int(tree.state_slots[row])
             commit_path(TOKENS.get(shape.kind), commit_inputs, row, path, pools, slot)
+
+
+def commit_rows(
+    pool: Tensor,  # [A, HKV, S, D], changed in place
+    nodes: Tensor,  # [A, N, HKV, D], rows of one sequence's nodes
+    path: Tensor,  # [P] int64, accepted nodes
+    destination: Tensor,  # [P] int64, pool rows of the committed positions
+) -> None:
+    """Rows were rotated for prefix + depth, which is where they go."""
+    pool.index_copy_(2, destination, nodes.index_select(1, path).transpose(1, 2))
+
+
+def kv_commit(commit_inputs: CommitInputs, outcome: Outcome, pools: Pools, tree: TreeMetadata, page_size: int) -> None:
+    """One row of the batch after another."""
+    for row, length in enumerate(outcome.path_length.tolist()):
+        path = outcome.path[row, :length].long()
+        at = int(tree.base_lengths[row]) + torch.arange(length, device=path.device)
+        slots = tree.page_table[row, at // page_size].long() * page_size + at % page_size
+        for pool, nodes in ((pools.keys, commit_inputs.keys), (pools.values, commit_inputs.values)):
+            commit_rows(pool, nodes[:, row], path, slots)
