@@ -21,48 +21,37 @@ from verify_service.kernels.reference.gdn_verify import split_heads as gdn_heads
 from verify_service.kernels.reference.mamba2_verify import split_heads as mamba2_heads
 
 
-def gdn_commit_one(
+def commit_one(
     state: Tensor,  # [R, HV, V, K] float32, changed in place
-    k: Tensor,  # [R, HK, K] float32, L2-normalised
-    v: Tensor,  # [R, HV, V] float32
-    g: Tensor,  # [R, HV] float32
-    beta: Tensor,  # [R, HV] float32
-) -> None:
-    """One token of all R recurrent layers of one sequence."""
-    r, hv, dv, dk = state.shape
-    hk = k.shape[1]
-    grouped = state.view(r, hk, hv // hk, dv, dk)
-    decayed = grouped * g.exp().view(r, hk, hv // hk, 1, 1)
-    key = k[:, :, None, None, :]
-    memory = (decayed * key).sum(-1)  # [R, HK, group, V]
-    u = (v.view(r, hk, hv // hk, dv) - memory) * beta.view(r, hk, hv // hk, 1)
-    grouped.copy_(decayed + u[..., None] * key)
-
-
-def mamba2_commit_one(
-    state: Tensor,  # [R, HV, V, K] float32, changed in place
-    b: Tensor,  # [R, HK, K] float32
-    x: Tensor,  # [R, HV, V] float32
+    k: Tensor,  # [R, HK, K] float32: k of Gated DeltaNet, L2-normalised, B of Mamba2
+    v: Tensor,  # [R, HV, V] float32: v, x
     g: Tensor,  # [R, HV] float32, log decay
-    dt: Tensor,  # [R, HV] float32, time step
+    beta: Tensor,  # [R, HV] float32: beta, time step
+    *,
+    is_delta: bool,  # Gated DeltaNet: what the state has under k already is not written again
 ) -> None:
     """One token of all R recurrent layers of one sequence. Head j reads group j // (HV / HK)."""
     r, hv, dv, dk = state.shape
-    hk = b.shape[1]
-    grouped = state.view(r, hk, hv // hk, dv, dk)
-    written = (x * dt[..., None]).view(r, hk, hv // hk, dv, 1) * b[:, :, None, None, :]
-    grouped.copy_(grouped * g.exp().view(r, hk, hv // hk, 1, 1) + written)
+    hk = k.shape[1]
+    heads = (r, hk, hv // hk)
+    grouped, key = state.view(*heads, dv, dk), k[:, :, None, None, :]
+    decayed = grouped * g.exp().view(*heads, 1, 1)
+    u = v.view(*heads, dv)
+    if is_delta:
+        u = u - (decayed * key).sum(-1)
+    u = u * beta.view(*heads, 1)  # [R, HK, group, V]
+    grouped.copy_(decayed + u[..., None] * key)
 
 
 def _gdn_token(state: Tensor, conv: Tensor, norms: Tensor, g: Tensor, beta: Tensor) -> None:
     _, k, v = gdn_heads(conv.float(), norms, state.shape[1:])
-    gdn_commit_one(state, k, v, g, beta)
+    commit_one(state, k, v, g, beta, is_delta=True)
 
 
 def _mamba2_token(state: Tensor, conv: Tensor, norms: Tensor, g: Tensor, dt: Tensor) -> None:
     del norms
     _, b, x = mamba2_heads(conv.float(), state.shape[1:])
-    mamba2_commit_one(state, b, x, g, dt)
+    commit_one(state, b, x, g, dt, is_delta=False)
 
 
 # One token of all layers of a sequence: state [R, HV, V, K], conv [R, C], norms [R, 2 HK], g and beta [R, HV]. A short

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verify_service.kernels.arguments import GatedNorm, LayerCommitInputs, TreeMetadata
-from verify_service.kernels.reference.tree_metadata import ancestor_bias_of, ancestor_mask_of
+from verify_service.kernels.reference.tree_metadata import ancestor_masks
 
 
 def gdn_over_tree(
@@ -89,8 +89,7 @@ def gdn_verify(
     dtype = torch.promote_types(out.dtype, torch.float32)
     q, k, v = split_heads(commit_inputs.conv.to(dtype), commit_inputs.norms, states.shape[1:])
     g, beta, state = (t.to(dtype) for t in (commit_inputs.g, commit_inputs.beta, states[tree.state_slots.long()]))
-    ancestor_mask = ancestor_mask_of(tree.ancestors, dtype)
-    result = gdn_over_tree(q, k, v, g, beta, state, ancestor_mask, ancestor_bias_of(ancestor_mask))
+    result = gdn_over_tree(q, k, v, g, beta, state, *ancestor_masks(tree.ancestors, dtype))
     if norm is not None:
         z = norm.gate
         normed = F.rms_norm(result.to(z.dtype).float(), (result.shape[-1],), None, norm.eps).to(z.dtype)

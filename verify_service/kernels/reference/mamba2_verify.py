@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from verify_service.kernels.arguments import LayerCommitInputs, TreeMetadata
-from verify_service.kernels.reference.tree_metadata import ancestor_bias_of, ancestor_mask_of
+from verify_service.kernels.reference.tree_metadata import ancestor_masks
 
 
 def mamba2_over_tree(
@@ -65,6 +65,5 @@ def mamba2_verify(
     dtype = torch.promote_types(out.dtype, torch.float32)
     c, b, x = split_heads(commit_inputs.conv.to(dtype), states.shape[1:])
     g, dt, state = (t.to(dtype) for t in (commit_inputs.g, commit_inputs.beta, states[tree.state_slots.long()]))
-    ancestor_mask = ancestor_mask_of(tree.ancestors, dtype)
-    y = mamba2_over_tree(c, b, x, g, dt, state, ancestor_mask, ancestor_bias_of(ancestor_mask))
+    y = mamba2_over_tree(c, b, x, g, dt, state, *ancestor_masks(tree.ancestors, dtype))
     out.copy_(y + skip.to(dtype)[:, None] * x)

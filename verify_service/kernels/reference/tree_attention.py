@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verify_service.kernels.arguments import AttentionSettings, KvPages, TreeMetadata
-from verify_service.kernels.reference.tree_metadata import ancestor_bias_of, ancestor_mask_of
+from verify_service.kernels.reference.tree_metadata import ancestor_masks
 
 
 def attention_over_tree(
@@ -70,7 +70,7 @@ def tree_attention(
     committed = at < tree.base_lengths[:, None]
     slots = tree.page_table[:, at // pages.page_size].long() * pages.page_size + at % pages.page_size
     prefix_bias = torch.zeros(committed.shape, device=q.device).masked_fill_(~committed, -torch.inf)
-    ancestor_bias = ancestor_bias_of(ancestor_mask_of(tree.ancestors))
+    _, ancestor_bias = ancestor_masks(tree.ancestors)
     query, key, value = (t.transpose(1, 2) for t in (q, k, v))
     prefix = (pages.keys, pages.values, torch.where(committed, slots, 0), prefix_bias)
     scoring = (settings.scaling, settings.sliding_window, settings.soft_cap, settings.sinks)

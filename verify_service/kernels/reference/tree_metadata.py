@@ -30,12 +30,8 @@ def tree_metadata(tree: TreeMetadata) -> None:
     tree.tree_depth.copy_(depths.amax(1))
 
 
-def ancestor_mask_of(ancestors: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[B, N, W] int64 bitsets as [B, N, N]: 1 where j is i or its ancestor."""
+def ancestor_masks(ancestors: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """[B, N, W] int64 bitsets as two of [B, N, N]: 1 where j is i or its ancestor, else 0; and 0 there, else -inf."""
     nodes = torch.arange(ancestors.shape[1], device=ancestors.device)
-    return ((ancestors[:, :, nodes // NODES_PER_WORD] >> (nodes % NODES_PER_WORD)) & 1).to(dtype)
-
-
-def ancestor_bias_of(ancestor_mask: Tensor) -> Tensor:
-    """[B, N, N]: 0 where j is i or its ancestor, else -inf."""
-    return torch.zeros_like(ancestor_mask).masked_fill_(ancestor_mask == 0, -torch.inf)
+    mask = ((ancestors[:, :, nodes // NODES_PER_WORD] >> (nodes % NODES_PER_WORD)) & 1).to(dtype)
+    return mask, torch.zeros_like(mask).masked_fill_(mask == 0, -torch.inf)

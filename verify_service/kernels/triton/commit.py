@@ -1,9 +1,6 @@
 """Commits along accepted paths, all layers at once: states and windows of recurrent layers, rows of keys and values.
 
-    Gated DeltaNet   S <- e^g S,  u = b (v - S k),  S <- S + u k^T        Mamba2   S <- e^g S + (dt x) B^T
-
-The one-token recurrence in float32, token after token: a path of n tokens leaves what n paths of one leave, bit for
-bit.
+The one-token recurrence of its twin in float32, token after token.
 """
 
 from __future__ import annotations

@@ -2,12 +2,9 @@
 
 A token's rank is one integer: its scaled logit, then its id, lower ids above. What the three filters keep together are
 the tokens whose rank is at least some limit, so that the draw needs the limit alone. Two looks at a row, split over
-programs:
-
-    the largest logit of every group of GROUP tokens, and the mass. The k-th of these peaks is a floor under the k-th
-    of all logits, and mostly close to it;
-    the tokens from that floor upwards, gathered in any order. One program then bisects among them: for top-k on how
-    many there are above, for top-p on their mass.
+programs, give first the largest logit of every group of GROUP tokens, and the mass: the k-th of these peaks is a floor
+under the k-th of all logits, and mostly close to it. Then the tokens from that floor upwards are gathered in any order,
+and one program bisects among them: for top-k on how many there are above, for top-p on their mass.
 
 Where the tokens that matter are more than CAPACITY (a top-k of thousands, a flat row) that program goes through the
 whole row some ten times, until those that are still in question are few enough to be listed.
@@ -250,13 +247,13 @@ def find_thresholds(
     num_nodes: Tensor,  # [B] int32
     nodes: int,  # N: rows are node-minor
     settings: DrawSettings,
-    workspace: FilterWorkspace,
+    w: FilterWorkspace,
 ) -> None:
-    """Writes workspace.limits for every row; rows without filters get a limit below everything."""
+    """Writes w.limits for every row; rows without filters get a limit below everything."""
     rows, v = logits.shape
     width = triton.next_power_of_2(v)
     block = min(BLOCK, max(256, width))
-    splits, w = math.ceil(v / block), workspace
+    splits = math.ceil(v / block)
     group = max(64 if width > 4096 else 1, width // MAX_PEAKS)
     require(splits <= MAX_SPLITS, "vocab_size", f"vocab_size is {v}, more than {MAX_SPLITS * BLOCK}")
     row_settings = (settings.temperature, settings.top_k, settings.top_p, settings.min_p)

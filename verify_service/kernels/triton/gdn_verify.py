@@ -7,8 +7,7 @@ trees). S0 is taken in three bfloat16 parts, M and R likewise, so that units of 
 than 64 nodes, blocks of 64 follow each other: A U of the blocks before is taken off R of a block, U = (I + A)^-1 R, and
 P U gives outputs.
 
-Outputs may leave through the layer's gated norm, w rmsnorm(o) silu(z) of each head, rounded as transformers rounds it:
-in the same launch where whole heads are few enough, else in one behind it.
+The gated norm is in the same launch where whole heads are few enough, else in one behind it.
 """
 
 from __future__ import annotations
@@ -22,13 +21,7 @@ from torch import Tensor
 
 from verify_service.kernels.arguments import GatedNorm, LayerCommitInputs, TreeMetadata
 from verify_service.kernels.triton.gdn_matrices import gdn_matrices_kernel
-from verify_service.kernels.triton.launch import (
-    overlaps,
-    pipeline_stages,
-    require,
-    require_head_sizes,
-    wait_for_inputs,
-)
+from verify_service.kernels.triton.launch import overlaps, require, require_head_sizes, wait_for_inputs
 from verify_service.kernels.triton.matmul import matmul, matmul_parts, split
 
 BLOCK = 64  # nodes
@@ -182,6 +175,14 @@ def gdn_root_kernel(
     tl.store(out + row * V + dims, total.to(out.dtype.element_ty))
 
 
+def _pipeline_stages(rows: Tensor) -> int:
+    """Stages of a loop over blocks of nodes. Three take 216 KiB of shared memory for 16-bit rows, which only GPUs of
+    data centres have; one takes 48, whatever the rows."""
+    is_cuda = rows.device.type == "cuda"
+    is_large = is_cuda and torch.cuda.get_device_capability(rows.device)[0] in (9, 10)
+    return 3 if is_large and rows.dtype.itemsize == 2 else 1
+
+
 class GdnVerify:
     """The launcher. It keeps scratch memory by shape, since captured graphs hold on to it."""
 
@@ -222,7 +223,7 @@ class GdnVerify:
             conv, scratch.matrices, scratch.factors, scratch.carried, states, tree.state_slots, out,
             gate, gate.stride(0), gate.stride(1), weight, eps, n, channels, key_heads, heads, key_dim, value_dim, rows,
             min(key_dim, 64), block, blocks, is_normed, overlap, num_warps=8 if rows > 64 else 4,
-            num_stages=pipeline_stages(conv), launch_pdl=overlap,
+            num_stages=_pipeline_stages(conv), launch_pdl=overlap,
         )  # fmt: skip
         if norm is not None and not is_normed:
             rows = b * n * heads

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.language.extra import cuda
 
 from draftwood.errors import UnsupportedModelError
@@ -31,14 +30,6 @@ def require_head_sizes(**sizes: int) -> None:
 def overlaps(device: torch.device) -> bool:
     """Whether a kernel may start before the one ahead of it has ended: from compute capability 9.0 on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
-
-
-def pipeline_stages(rows: Tensor) -> int:
-    """Stages of a loop over blocks of nodes. Three take 216 KiB of shared memory for 16-bit rows, which only GPUs of
-    data centres have; one takes 48, whatever the rows."""
-    is_cuda = rows.device.type == "cuda"
-    is_large = is_cuda and torch.cuda.get_device_capability(rows.device)[0] in (9, 10)
-    return 3 if is_large and rows.dtype.itemsize == 2 else 1
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from draftwood.sampling import SamplingParams, filtered
 from verify_service.kernels.arguments import TreeMetadata
 from verify_service.kernels.reference import acceptance as reference
 from verify_service.kernels.triton import filters
-from verify_service.kernels.triton.sample import Sample
+from verify_service.kernels.triton.acceptance import Sample
 
 ROWS = [
     SamplingParams(),
