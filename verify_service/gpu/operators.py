@@ -82,12 +82,8 @@ tree_attention.register_fake(_dense_like)
 
 
 @torch.library.custom_op("draftwood::add_norm", mutates_args=())
-def add_norm(
-    x: Tensor,  # [M, H]
-    delta: Tensor,  # [M, H]
-    weight: Tensor,  # [H] float32
-    eps: float,
-) -> tuple[Tensor, Tensor]:  # x + delta and its norm, [M, H] each
+def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """[M, H] and [M, H] to two of [M, H]: their sum, and its norm by `weight` [H] float32."""
     total, normed = _dense_like(x), _dense_like(x)
     _running[-1].kernels.add_norm(x, delta, weight, eps, total, normed)
     return total, normed
@@ -139,9 +135,8 @@ def normed_attention(
 
 @normed_attention.register_fake
 def _(
-    projected: Tensor, cos: Tensor, sin: Tensor, q: Tensor, k: Tensor, eps: float, step: int, keys: Tensor, *_: object
+    projected: Tensor, _c: Tensor, _s: Tensor, _q: Tensor, _k: Tensor, _eps: float, step: int, keys: Tensor, *_: object
 ) -> Tensor:
-    del cos, sin, q, k, eps
     hkv, d = keys.shape[1:]
     return projected.new_empty(projected.shape[0], (projected.shape[1] - 2 * hkv * d) // step, d)
 
@@ -175,8 +170,7 @@ def gated_delta_net(
 
 
 @gated_delta_net.register_fake
-def _(projected: Tensor, weight: Tensor, eps: float, windows: Tensor, states: Tensor, *_: Tensor) -> Tensor:
-    del weight, eps, windows
+def _(projected: Tensor, _weight: Tensor, _eps: float, _windows: Tensor, states: Tensor, *_: Tensor) -> Tensor:
     return projected.new_empty(projected.shape[0], *states.shape[1:3])
 
 
@@ -208,8 +202,7 @@ def mamba2(
 
 
 @mamba2.register_fake
-def _(xbc: Tensor, dt: Tensor, windows: Tensor, states: Tensor, *_: object) -> Tensor:
-    del dt, windows
+def _(xbc: Tensor, _dt: Tensor, _windows: Tensor, states: Tensor, *_: object) -> Tensor:
     return torch.empty(xbc.shape[0], *states.shape[1:3], device=xbc.device)
 
 
@@ -223,6 +216,5 @@ def conv_rows(inputs: Tensor, windows: Tensor, kernel_size: int) -> Tensor:
 
 
 @conv_rows.register_fake
-def _(inputs: Tensor, windows: Tensor, kernel_size: int) -> Tensor:
-    del windows
+def _(inputs: Tensor, _windows: Tensor, kernel_size: int) -> Tensor:
     return inputs.new_empty(inputs.shape[0], kernel_size, inputs.shape[1])

@@ -1,7 +1,4 @@
-"""What one step derives from its trees' parents, in plain PyTorch: depths, positions and ancestor bitsets.
-
-Of the bitsets, the masks that the other plain kernels take.
-"""
+"""What one step derives from its trees' parents, in plain PyTorch: depths, positions, ancestor bitsets and masks."""
 
 from __future__ import annotations
 

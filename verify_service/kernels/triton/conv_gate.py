@@ -5,8 +5,7 @@
     Gated DeltaNet   g = decay softplus(a + dt_bias)        beta = sigmoid(b)
     Mamba2           dt = clamp(softplus(dt + dt_bias))     g = decay dt
 
-Rounded where transformers rounds: conv once, beta and dt in the format of the activations. Serves Gated DeltaNet,
-Mamba2 and plain short convolutions; one launch.
+One launch serves Gated DeltaNet, Mamba2 and plain short convolutions.
 """
 
 from __future__ import annotations
@@ -127,9 +126,7 @@ def conv_gate(
         require_head_sizes(linear_key_head_dim=key_dim)
     rows, block = min(8, triton.next_power_of_2(n)), 128 if norms is None else key_dim
     unused = tree.parents
-    heads, g, beta = (
-        (0, unused, unused) if gates is None else (commit_inputs.g.shape[-1], commit_inputs.g, commit_inputs.beta)
-    )
+    heads = 0 if gates is None else commit_inputs.g.shape[-1]
     gates = gates or Gates(unused, None, unused, unused)
     step, write = gates.step, unused if gates.write is None else gates.write
     overlap = overlaps(x.device)
@@ -137,7 +134,8 @@ def conv_gate(
         x, x.stride(0), x.stride(1), tree.parents, windows, tree.state_slots, convolution.weight,
         unused if bias is None else bias, commit_inputs.inputs, commit_inputs.conv, unused if norms is None else norms,
         step, step.stride(0), step.stride(1), write, write.stride(0), write.stride(1), gates.decay, gates.dt_bias,
-        g, beta, *gates.limits, n, channels, kernel_size, 0 if norms is None else norms.shape[-1], heads,
-        triton.next_power_of_2(max(heads, 1)), block, rows, bias is not None, convolution.silu,
-        gates.write is not None, overlap, num_warps=max(1, min(4, rows * block // 256)), launch_pdl=overlap,
+        commit_inputs.g, commit_inputs.beta, *gates.limits, n, channels, kernel_size,
+        0 if norms is None else norms.shape[-1], heads, triton.next_power_of_2(max(heads, 1)), block, rows,
+        bias is not None, convolution.silu, gates.write is not None, overlap,
+        num_warps=max(1, min(4, rows * block // 256)), launch_pdl=overlap,
     )  # fmt: skip
