@@ -31,7 +31,7 @@ from verify_service.draft.coordinator import DraftCoordinator
 from verify_service.gpu.runner import GraphRunner
 from verify_service.gpu.step_graphs import StepGraphs
 from verify_service.gpu.target import GraphTarget
-from verify_service.kernels.triton.kernel_set import triton_set
+from verify_service.kernels.triton.kernel_set import TritonKernels
 from verify_service.model.features import load_projector
 from verify_service.model.loading import load_target
 
@@ -145,7 +145,7 @@ def build(shape: Path, draft: Path | None, dtype: torch.dtype, *, batch: int, no
         model,
         spec,
         pools,
-        triton_set(),
+        TritonKernels(),
         target_layer_ids=projector.target_layer_ids if projector else (),
         max_context=context + MARGIN,
         page_size=PAGE_SIZE,

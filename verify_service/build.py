@@ -115,9 +115,9 @@ def _gpu_kernels() -> KernelSet:
     if not has_triton():
         log.warning("Triton is not installed: kernels run as plain PyTorch, many times slower, and without graphs")
         return PLAIN
-    from verify_service.kernels.triton.kernel_set import triton_set  # imports Triton
+    from verify_service.kernels.triton.kernel_set import TritonKernels  # imports Triton
 
-    return triton_set()
+    return TritonKernels()
 
 
 def _pass_decoder(

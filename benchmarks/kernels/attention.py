@@ -28,7 +28,7 @@ from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
 from verify_service.kernels.arguments import AttentionSettings, KvPages, Outcome
 from verify_service.kernels.reference import tree_attention as reference
-from verify_service.kernels.triton.kv_commit import kv_commit
+from verify_service.kernels.triton.commit import kv_commit
 from verify_service.kernels.triton.tree_attention import tree_attention
 from verify_service.kernels.triton.tree_metadata import tree_metadata
 

@@ -32,11 +32,11 @@ from verify_service.kernels.arguments import (
     Outcome,
     TreeMetadata,
 )
+from verify_service.kernels.reference import commit as commit_reference
 from verify_service.kernels.reference import gdn_verify as verify_reference
-from verify_service.kernels.reference import recurrent_commit as commit_reference
+from verify_service.kernels.triton.commit import recurrent_commit
 from verify_service.kernels.triton.conv_gate import conv_gate
 from verify_service.kernels.triton.gdn_verify import GdnVerify
-from verify_service.kernels.triton.recurrent_commit import recurrent_commit
 
 HK, HV, K, V, KERNEL_SIZE = 16, 48, 128, 128, 4
 C = 2 * HK * K + HV * V

@@ -24,8 +24,7 @@ from draft_service.kernels.triton.likeliest import Likeliest
 from draftwood.sampling import SamplingParams
 from verify_service.kernels.arguments import Outcome
 from verify_service.kernels.reference.kernel_set import PLAIN
-from verify_service.kernels.triton.accept_walk import accept_walk
-from verify_service.kernels.triton.sample import Sample
+from verify_service.kernels.triton.acceptance import Sample, accept_walk
 
 VOCABULARY, DEPTHS = 248320, 15
 CUDA = torch.device("cuda")

@@ -54,7 +54,7 @@ _MERGE = Entry(
 )
 _KV_COMMIT = Entry(
     name="kv_commit",
-    kernel="verify_service.kernels.triton.kv_commit:_copy",
+    kernel="verify_service.kernels.triton.commit:_copy",
     types=dict.fromkeys(("keys", "values", "key_pool", "value_pool"), "*bf16")
     | dict.fromkeys(("path", "path_length", "base_lengths", "page_table"), "*i32")
     | {"S": "i32", "P": "i32"},

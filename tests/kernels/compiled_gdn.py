@@ -109,14 +109,14 @@ def _entries() -> tuple[Entry, ...]:
         Entry("gdn_root", f"{KERNELS}.gdn_verify:gdn_root_kernel", GDN_ROOT, GDN | whole, num_warps=8),
         Entry(
             "recurrent_commit",
-            f"{KERNELS}.recurrent_commit:recurrent_commit_kernel",
+            f"{KERNELS}.commit:recurrent_commit_kernel",
             RECURRENT_COMMIT,
             commit | {"IS_DELTA": True},
             num_warps=4,
         ),
         Entry(
             "recurrent_commit-windows",
-            f"{KERNELS}.recurrent_commit:recurrent_commit_kernel",
+            f"{KERNELS}.commit:recurrent_commit_kernel",
             RECURRENT_COMMIT | pointers(i32="conv norms g beta"),
             commit
             | {"HV": 0, "HK": 1, "K": 16, "V": 16, "BV": 16, "KC": 16, "C": 2048, "KERNEL_SIZE": 3}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.kernels.compiled_kernels import Entry
 
-MODULE = "verify_service.kernels.triton.add_norm"
+MODULE = "verify_service.kernels.triton.between_products"
 LAYERS = (
     Entry(
         "add_norm",

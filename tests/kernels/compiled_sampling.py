@@ -12,7 +12,7 @@ SAMPLING = (
     *(
         Entry(
             f"sample{'-filtered' if has_filters else ''}",
-            "verify_service.kernels.triton.sample:_sample_kernel",
+            "verify_service.kernels.triton.acceptance:_sample_kernel",
             _ROWS
             | {"positions": "*i64", "temperature": "*fp32", "seed": "*i64", "limits": "*i64", "values": "*fp32"}
             | {"chosen": "*i32", "arrived": "*i32", "tokens": "*i32"},
@@ -47,7 +47,7 @@ SAMPLING = (
     ),
     Entry(
         "accept_walk",
-        "verify_service.kernels.triton.accept_walk:_accept_walk_kernel",
+        "verify_service.kernels.triton.acceptance:_accept_walk_kernel",
         {"input_ids": "*i64", "N": "i32", "M": "i32"}
         | dict.fromkeys(("parents", "num_nodes", "drawn", "stop_ids", "remaining"), "*i32")
         | dict.fromkeys(("path", "path_length", "tokens", "finish"), "*i32"),

@@ -15,8 +15,7 @@ from draftwood.device.compiled_call_cache import CompiledCallCache
 from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
 from verify_service.core.target_spec import RecurrentShape
-from verify_service.kernels.reference.kv_commit import commit_rows
-from verify_service.kernels.reference.recurrent_commit import TOKENS, commit_path
+from verify_service.kernels.reference.commit import TOKENS, commit_path, commit_rows
 
 
 class Committer:

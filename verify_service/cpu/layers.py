@@ -17,10 +17,10 @@ from torch import Tensor
 from verify_service.cache.layer_views import AttentionView, RecurrentView
 from verify_service.core.target_spec import GDN, MAMBA2, SHORT_CONV
 from verify_service.cpu.step_inputs import StepInputs
+from verify_service.kernels.reference.conv_gate import tree_conv
 from verify_service.kernels.reference.gdn_verify import gdn_over_tree
 from verify_service.kernels.reference.mamba2_verify import mamba2_over_tree
 from verify_service.kernels.reference.tree_attention import attention_over_tree
-from verify_service.kernels.reference.tree_conv import tree_conv
 from verify_service.model.attention import register_attention
 from verify_service.model.mixers.gated_delta_net import GatedDeltaNet
 from verify_service.model.mixers.mamba2 import Mamba2

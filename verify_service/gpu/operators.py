@@ -24,7 +24,7 @@ from verify_service.kernels.arguments import (
     TreeMetadata,
 )
 from verify_service.kernels.kernel_set import KernelSet
-from verify_service.kernels.reference.tree_conv import conv_index
+from verify_service.kernels.reference.conv_gate import conv_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,10 @@ class Pass:
 
 
 _running: list[Pass] = []
+
+
+def _dense_like(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @contextmanager
@@ -67,33 +71,27 @@ def tree_attention(
     soft_cap: float,  # 0: none
 ) -> Tensor:  # [M, HQ, D]
     p = _running[-1]
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = _dense_like(q)
     pages = KvPages(key_pool, value_pool, p.page_size)
     settings = AttentionSettings(scaling, sliding_window or None, soft_cap or None, sinks)
     p.kernels.tree_attention(p.rows(q), p.rows(k), p.rows(v), pages, p.tree, settings, p.rows(out))
     return out
 
 
-@tree_attention.register_fake
-def _(q: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(q, memory_format=torch.contiguous_format)
+tree_attention.register_fake(_dense_like)
 
 
 @torch.library.custom_op("draftwood::add_norm", mutates_args=())
-def add_norm(
-    x: Tensor,  # [M, H]
-    delta: Tensor,  # [M, H]
-    weight: Tensor,  # [H] float32
-    eps: float,
-) -> tuple[Tensor, Tensor]:  # x + delta and its norm, [M, H] each
-    total, normed = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """[M, H] and [M, H] to two of [M, H]: their sum, and its norm by `weight` [H] float32."""
+    total, normed = _dense_like(x), _dense_like(x)
     _running[-1].kernels.add_norm(x, delta, weight, eps, total, normed)
     return total, normed
 
 
 @add_norm.register_fake
 def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))  # pyright: ignore[reportReturnType]
+    return _dense_like(x), _dense_like(x)
 
 
 @torch.library.custom_op("draftwood::swiglu", mutates_args=())
@@ -137,9 +135,8 @@ def normed_attention(
 
 @normed_attention.register_fake
 def _(
-    projected: Tensor, cos: Tensor, sin: Tensor, q: Tensor, k: Tensor, eps: float, step: int, keys: Tensor, *_: object
+    projected: Tensor, _c: Tensor, _s: Tensor, _q: Tensor, _k: Tensor, _eps: float, step: int, keys: Tensor, *_: object
 ) -> Tensor:
-    del cos, sin, q, k, eps
     hkv, d = keys.shape[1:]
     return projected.new_empty(projected.shape[0], (projected.shape[1] - 2 * hkv * d) // step, d)
 
@@ -173,9 +170,8 @@ def gated_delta_net(
 
 
 @gated_delta_net.register_fake
-def _(projected: Tensor, weight: Tensor, eps: float, windows: Tensor, states: Tensor, *_: Tensor) -> Tensor:
-    del weight, eps, windows
-    return projected.new_empty(projected.shape[0], states.shape[1], states.shape[2])
+def _(projected: Tensor, _weight: Tensor, _eps: float, _windows: Tensor, states: Tensor, *_: Tensor) -> Tensor:
+    return projected.new_empty(projected.shape[0], *states.shape[1:3])
 
 
 @torch.library.custom_op("draftwood::mamba2", mutates_args=("inputs", "conv", "g", "beta"))
@@ -206,9 +202,8 @@ def mamba2(
 
 
 @mamba2.register_fake
-def _(xbc: Tensor, dt: Tensor, windows: Tensor, states: Tensor, *_: object) -> Tensor:
-    del dt, windows
-    return torch.empty(xbc.shape[0], states.shape[1], states.shape[2], device=xbc.device)
+def _(xbc: Tensor, _dt: Tensor, _windows: Tensor, states: Tensor, *_: object) -> Tensor:
+    return torch.empty(xbc.shape[0], *states.shape[1:3], device=xbc.device)
 
 
 @torch.library.custom_op("draftwood::conv_rows", mutates_args=())
@@ -221,6 +216,5 @@ def conv_rows(inputs: Tensor, windows: Tensor, kernel_size: int) -> Tensor:
 
 
 @conv_rows.register_fake
-def _(inputs: Tensor, windows: Tensor, kernel_size: int) -> Tensor:
-    del windows
+def _(inputs: Tensor, _windows: Tensor, kernel_size: int) -> Tensor:
     return inputs.new_empty(inputs.shape[0], kernel_size, inputs.shape[1])

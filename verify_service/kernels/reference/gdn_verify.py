@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verify_service.kernels.arguments import GatedNorm, LayerCommitInputs, TreeMetadata
-from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
+from verify_service.kernels.reference.tree_metadata import ancestor_masks
 
 
 def gdn_over_tree(
@@ -82,19 +82,14 @@ def split_heads(
 
 
 def gdn_verify(
-    commit_inputs: LayerCommitInputs,
-    tree: TreeMetadata,
-    states: Tensor,  # [T, HV, V, K] float32
-    norm: GatedNorm | None,
-    out: Tensor,  # [B, N, HV, V], written
+    commit_inputs: LayerCommitInputs, tree: TreeMetadata, states: Tensor, norm: GatedNorm | None, out: Tensor
 ) -> None:
     """`gdn_over_tree` in float32, in float64 where `out` is, for tests."""
     assert commit_inputs.norms is not None
     dtype = torch.promote_types(out.dtype, torch.float32)
     q, k, v = split_heads(commit_inputs.conv.to(dtype), commit_inputs.norms, states.shape[1:])
     g, beta, state = (t.to(dtype) for t in (commit_inputs.g, commit_inputs.beta, states[tree.state_slots.long()]))
-    ancestor_mask = ancestor_mask_of(tree.ancestors, dtype)
-    result = gdn_over_tree(q, k, v, g, beta, state, ancestor_mask, ancestor_bias_of(ancestor_mask))
+    result = gdn_over_tree(q, k, v, g, beta, state, *ancestor_masks(tree.ancestors, dtype))
     if norm is not None:
         z = norm.gate
         normed = F.rms_norm(result.to(z.dtype).float(), (result.shape[-1],), None, norm.eps).to(z.dtype)

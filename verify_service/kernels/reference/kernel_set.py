@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from verify_service.kernels.kernel_set import KernelSet
-from verify_service.kernels.reference.accept_walk import accept_walk
-from verify_service.kernels.reference.add_norm import add_norm, swiglu
+from verify_service.kernels.reference.acceptance import accept_walk, sample
+from verify_service.kernels.reference.between_products import add_norm, rotate_heads, swiglu
+from verify_service.kernels.reference.commit import kv_commit, recurrent_commit
 from verify_service.kernels.reference.conv_gate import conv_gate
 from verify_service.kernels.reference.gdn_verify import gdn_verify
-from verify_service.kernels.reference.kv_commit import kv_commit
 from verify_service.kernels.reference.mamba2_verify import mamba2_verify
-from verify_service.kernels.reference.recurrent_commit import recurrent_commit
-from verify_service.kernels.reference.rotate_heads import rotate_heads
-from verify_service.kernels.reference.sample import sample
 from verify_service.kernels.reference.tree_attention import tree_attention
 from verify_service.kernels.reference.tree_metadata import tree_metadata
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from verify_service.kernels.arguments import LayerCommitInputs, TreeMetadata
-from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
+from verify_service.kernels.reference.tree_metadata import ancestor_masks
 
 
 def mamba2_over_tree(
@@ -59,16 +59,11 @@ def split_heads(
 
 
 def mamba2_verify(
-    commit_inputs: LayerCommitInputs,
-    tree: TreeMetadata,
-    states: Tensor,  # [T, HV, V, K] float32
-    skip: Tensor,  # [HV], D
-    out: Tensor,  # [B, N, HV, V], written
+    commit_inputs: LayerCommitInputs, tree: TreeMetadata, states: Tensor, skip: Tensor, out: Tensor
 ) -> None:
     """`mamba2_over_tree` in float32, in float64 where `out` is, for tests."""
     dtype = torch.promote_types(out.dtype, torch.float32)
     c, b, x = split_heads(commit_inputs.conv.to(dtype), states.shape[1:])
     g, dt, state = (t.to(dtype) for t in (commit_inputs.g, commit_inputs.beta, states[tree.state_slots.long()]))
-    ancestor_mask = ancestor_mask_of(tree.ancestors, dtype)
-    y = mamba2_over_tree(c, b, x, g, dt, state, ancestor_mask, ancestor_bias_of(ancestor_mask))
+    y = mamba2_over_tree(c, b, x, g, dt, state, *ancestor_masks(tree.ancestors, dtype))
     out.copy_(y + skip.to(dtype)[:, None] * x)

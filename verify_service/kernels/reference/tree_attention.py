@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verify_service.kernels.arguments import AttentionSettings, KvPages, TreeMetadata
-from verify_service.kernels.reference.ancestors import ancestor_bias_of, ancestor_mask_of
+from verify_service.kernels.reference.tree_metadata import ancestor_masks
 
 
 def attention_over_tree(
@@ -63,31 +63,15 @@ def attention_over_tree(
 
 
 def tree_attention(
-    q: Tensor,  # [B, N, HQ, D], rotated
-    k: Tensor,  # [B, N, HKV, D], rotated
-    v: Tensor,  # [B, N, HKV, D]
-    pages: KvPages,
-    tree: TreeMetadata,
-    settings: AttentionSettings,
-    out: Tensor,  # [B, N, HQ, D], written
+    q: Tensor, k: Tensor, v: Tensor, pages: KvPages, tree: TreeMetadata, settings: AttentionSettings, out: Tensor
 ) -> None:
     """Pages become slots, bitsets a mask. In place of what is not committed slot 0 is read, which must be finite."""
     at = torch.arange(max(int(tree.base_lengths.max()), 1), device=q.device)
     committed = at < tree.base_lengths[:, None]
     slots = tree.page_table[:, at // pages.page_size].long() * pages.page_size + at % pages.page_size
-    attended = attention_over_tree(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        pages.keys,
-        pages.values,
-        torch.where(committed, slots, 0),
-        torch.zeros(committed.shape, device=q.device).masked_fill_(~committed, -torch.inf),
-        ancestor_bias_of(ancestor_mask_of(tree.ancestors)),
-        tree.positions,
-        settings.scaling,
-        settings.sliding_window,
-        settings.soft_cap,
-        settings.sinks,
-    )
-    out.copy_(attended)
+    prefix_bias = torch.zeros(committed.shape, device=q.device).masked_fill_(~committed, -torch.inf)
+    _, ancestor_bias = ancestor_masks(tree.ancestors)
+    query, key, value = (t.transpose(1, 2) for t in (q, k, v))
+    prefix = (pages.keys, pages.values, torch.where(committed, slots, 0), prefix_bias)
+    scoring = (settings.scaling, settings.sliding_window, settings.soft_cap, settings.sinks)
+    out.copy_(attention_over_tree(query, key, value, *prefix, ancestor_bias, tree.positions, *scoring))

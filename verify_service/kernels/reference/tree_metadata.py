@@ -1,8 +1,9 @@
-"""What one step derives from its trees' parents: depths, positions and ancestor bitsets, in plain PyTorch."""
+"""What one step derives from its trees' parents, in plain PyTorch: depths, positions, ancestor bitsets and masks."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from verify_service.kernels.arguments import NODES_PER_WORD, TreeMetadata
 
@@ -24,3 +25,10 @@ def tree_metadata(tree: TreeMetadata) -> None:
     tree.depths.copy_(depths)
     tree.positions.copy_(tree.base_lengths[:, None] + depths)
     tree.tree_depth.copy_(depths.amax(1))
+
+
+def ancestor_masks(ancestors: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """[B, N, W] int64 bitsets as two of [B, N, N]: 1 where j is i or its ancestor, else 0; and 0 there, else -inf."""
+    nodes = torch.arange(ancestors.shape[1], device=ancestors.device)
+    mask = ((ancestors[:, :, nodes // NODES_PER_WORD] >> (nodes % NODES_PER_WORD)) & 1).to(dtype)
+    return mask, torch.zeros_like(mask).masked_fill_(mask == 0, -torch.inf)

@@ -1,1 +1,1 @@
-"""The kernels in Triton, one file for each launcher. Only these import Triton."""
+"""The kernels in Triton. Only these import Triton."""

@@ -5,20 +5,17 @@
     Gated DeltaNet   g = decay softplus(a + dt_bias)        beta = sigmoid(b)
     Mamba2           dt = clamp(softplus(dt + dt_bias))     g = decay dt
 
-Rounded where transformers rounds: conv once, beta and dt in the format of the activations. Serves Gated DeltaNet,
-Mamba2 and plain short convolutions; one launch.
+One launch serves Gated DeltaNet, Mamba2 and plain short convolutions.
 """
 
 from __future__ import annotations
-
-import math
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from verify_service.kernels.arguments import Convolution, Gates, LayerCommitInputs, TreeMetadata
-from verify_service.kernels.triton.launch import overlaps, require, wait_for_inputs
+from verify_service.kernels.triton.launch import overlaps, require_head_sizes, require_kernel_size, wait_for_inputs
 
 
 @triton.jit
@@ -113,42 +110,32 @@ def conv_gate_kernel(
 
 
 def conv_gate(
-    x: Tensor,  # [B, N, C] the convolution's inputs; rows may be strided
+    x: Tensor,
     tree: TreeMetadata,
-    windows: Tensor,  # [T, kernel_size - 1, C] committed inputs of one layer, newest last
+    windows: Tensor,
     convolution: Convolution,
     gates: Gates | None,
-    commit_inputs: LayerCommitInputs,  # written
+    commit_inputs: LayerCommitInputs,
     *,
-    key_dim: int = 0,  # K, of the normed heads
+    key_dim: int = 0,
 ) -> None:
-    """Raises UnsupportedModelError where the kernel size is not 2 to 4 or a normed head no power of two, 16 to 256."""
     b, n, channels = x.shape
-    kernel_size = convolution.weight.shape[0]
-    require(2 <= kernel_size <= 4, "conv_kernel", f"must be 2 to 4, not {kernel_size},")
-    norms, block = commit_inputs.norms, 128
+    kernel_size, bias, norms = convolution.weight.shape[0], convolution.bias, commit_inputs.norms
+    require_kernel_size(kernel_size)
     if norms is not None:
-        require(
-            key_dim in (16, 32, 64, 128, 256), "linear_key_head_dim", f"must be 16, 32, 64, 128 or 256, not {key_dim},"
-        )
-        block = key_dim
-    rows = min(8, triton.next_power_of_2(n))
-    heads = 0 if gates is None else commit_inputs.g.shape[-1]
+        require_head_sizes(linear_key_head_dim=key_dim)
+    rows, block = min(8, triton.next_power_of_2(n)), 128 if norms is None else key_dim
     unused = tree.parents
-    step, write, decay, dt_bias, g, beta = (unused,) * 6 if gates is None else (
-        gates.step, unused if gates.write is None else gates.write, gates.decay, gates.dt_bias,
-        commit_inputs.g, commit_inputs.beta,
-    )  # fmt: skip
-    low, high = (0.0, math.inf) if gates is None else gates.limits
-    grid = (triton.cdiv(channels, block) + (heads > 0), triton.cdiv(n, rows), b)
+    heads = 0 if gates is None else commit_inputs.g.shape[-1]
+    gates = gates or Gates(unused, None, unused, unused)
+    step, write = gates.step, unused if gates.write is None else gates.write
     overlap = overlaps(x.device)
-    conv_gate_kernel[grid](
+    conv_gate_kernel[(triton.cdiv(channels, block) + (heads > 0), triton.cdiv(n, rows), b)](
         x, x.stride(0), x.stride(1), tree.parents, windows, tree.state_slots, convolution.weight,
-        unused if convolution.bias is None else convolution.bias, commit_inputs.inputs, commit_inputs.conv,
-        unused if norms is None else norms,
-        step, step.stride(0), step.stride(1), write, write.stride(0), write.stride(1), decay, dt_bias, g, beta,
-        low, high, n, channels, kernel_size, 0 if norms is None else norms.shape[-1], heads,
-        triton.next_power_of_2(max(heads, 1)), block, rows, convolution.bias is not None, convolution.silu,
-        gates is not None and gates.write is not None, overlap,
+        unused if bias is None else bias, commit_inputs.inputs, commit_inputs.conv, unused if norms is None else norms,
+        step, step.stride(0), step.stride(1), write, write.stride(0), write.stride(1), gates.decay, gates.dt_bias,
+        commit_inputs.g, commit_inputs.beta, *gates.limits, n, channels, kernel_size,
+        0 if norms is None else norms.shape[-1], heads, triton.next_power_of_2(max(heads, 1)), block, rows,
+        bias is not None, convolution.silu, gates.write is not None, overlap,
         num_warps=max(1, min(4, rows * block // 256)), launch_pdl=overlap,
     )  # fmt: skip

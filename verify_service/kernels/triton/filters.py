@@ -2,12 +2,9 @@
 
 A token's rank is one integer: its scaled logit, then its id, lower ids above. What the three filters keep together are
 the tokens whose rank is at least some limit, so that the draw needs the limit alone. Two looks at a row, split over
-programs:
-
-    the largest logit of every group of GROUP tokens, and the mass. The k-th of these peaks is a floor under the k-th
-    of all logits, and mostly close to it;
-    the tokens from that floor upwards, gathered in any order. One program then bisects among them: for top-k on how
-    many there are above, for top-p on their mass.
+programs, give first the largest logit of every group of GROUP tokens, and the mass: the k-th of these peaks is a floor
+under the k-th of all logits, and mostly close to it. Then the tokens from that floor upwards are gathered in any order,
+and one program bisects among them: for top-k on how many there are above, for top-p on their mass.
 
 Where the tokens that matter are more than CAPACITY (a top-k of thousands, a flat row) that program goes through the
 whole row some ten times, until those that are still in question are few enough to be listed.
@@ -16,16 +13,15 @@ whole row some ten times, until those that are still in question are few enough 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwood.errors import UnsupportedModelError
 from draftwood.kernels.rank import order_of, rank_of, value_of
 from verify_service.kernels.arguments import DrawSettings
+from verify_service.kernels.triton.launch import require
 
 LEAST_TEMPERATURE = 1e-5  # as SamplingParams.is_greedy
 CAPACITY = 4096
@@ -36,36 +32,21 @@ NUCLEUS = 1024  # peaks above the floor where there is no top-k
 _LOWEST = tl.constexpr(-(2**63) + 1)
 
 
-@dataclass(frozen=True, slots=True)
 class FilterWorkspace:
     """Scratch memory, kept between calls; `gathered` and `arrived` are zero before and after each."""
 
-    limits: Tensor  # [rows] int64: the least rank that is kept
-    peaks: Tensor  # [rows, MAX_PEAKS] float32
-    partial: Tensor  # [rows, 2, MAX_SPLITS] float32: largest logit and mass of each split
-    floor: Tensor  # [rows] int32: the order of the least logit that is gathered
-    mass: Tensor  # [rows, 2] float64: largest logit of the row, mass relative to it
-    ranks: Tensor  # [rows, CAPACITY] int64
-    gathered: Tensor  # [rows] int32
-    arrived: Tensor  # [rows] int32
+    def __init__(self, rows: int, device: torch.device) -> None:
+        def zeros(dtype: torch.dtype, *size: int) -> Tensor:
+            return torch.zeros(rows, *size, dtype=dtype, device=device)
 
-
-def filter_workspace(rows: int, device: torch.device) -> FilterWorkspace:
-    """For at most `rows` rows."""
-
-    def new(*size: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.zeros(size, dtype=dtype, device=device)
-
-    return FilterWorkspace(
-        limits=new(rows, dtype=torch.int64),
-        peaks=new(rows, MAX_PEAKS, dtype=torch.float32),
-        partial=new(rows, 2, MAX_SPLITS, dtype=torch.float32),
-        floor=new(rows),
-        mass=new(rows, 2, dtype=torch.float64),
-        ranks=new(rows, CAPACITY, dtype=torch.int64),
-        gathered=new(rows),
-        arrived=new(rows),
-    )
+        self.limits = zeros(torch.int64)  # [rows] the least rank that is kept
+        self.peaks = zeros(torch.float32, MAX_PEAKS)  # [rows, MAX_PEAKS]
+        self.partial = zeros(torch.float32, 2, MAX_SPLITS)  # [rows, 2, MAX_SPLITS] largest logit and mass of each split
+        self.floor = zeros(torch.int32)  # [rows] the order of the least logit that is gathered
+        self.mass = zeros(torch.float64, 2)  # [rows, 2] largest logit of the row, mass relative to it
+        self.ranks = zeros(torch.int64, CAPACITY)  # [rows, CAPACITY]
+        self.gathered = zeros(torch.int32)  # [rows]
+        self.arrived = zeros(torch.int32)  # [rows]
 
 
 @triton.jit
@@ -266,16 +247,15 @@ def find_thresholds(
     num_nodes: Tensor,  # [B] int32
     nodes: int,  # N: rows are node-minor
     settings: DrawSettings,
-    workspace: FilterWorkspace,
+    w: FilterWorkspace,
 ) -> None:
-    """Writes workspace.limits for every row; rows without filters get a limit below everything."""
+    """Writes w.limits for every row; rows without filters get a limit below everything."""
     rows, v = logits.shape
     width = triton.next_power_of_2(v)
     block = min(BLOCK, max(256, width))
-    splits, w = math.ceil(v / block), workspace
+    splits = math.ceil(v / block)
     group = max(64 if width > 4096 else 1, width // MAX_PEAKS)
-    if splits > MAX_SPLITS:
-        raise UnsupportedModelError(f"vocab_size is {v}, more than {MAX_SPLITS * BLOCK}", field="vocab_size")
+    require(splits <= MAX_SPLITS, "vocab_size", f"vocab_size is {v}, more than {MAX_SPLITS * BLOCK}")
     row_settings = (settings.temperature, settings.top_k, settings.top_p, settings.min_p)
     _survey_kernel[(splits, rows)](
         logits, num_nodes, *row_settings, w.limits, w.peaks, w.partial, w.floor, w.mass, w.arrived, logits.stride(0),

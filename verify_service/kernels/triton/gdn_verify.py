@@ -7,13 +7,12 @@ trees). S0 is taken in three bfloat16 parts, M and R likewise, so that units of 
 than 64 nodes, blocks of 64 follow each other: A U of the blocks before is taken off R of a block, U = (I + A)^-1 R, and
 P U gives outputs.
 
-Outputs may leave through the layer's gated norm, w rmsnorm(o) silu(z) of each head, rounded as transformers rounds it:
-in the same launch where whole heads are few enough, else in one behind it.
+The gated norm is in the same launch where whole heads are few enough, else in one behind it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 
 import torch
 import triton
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from verify_service.kernels.arguments import GatedNorm, LayerCommitInputs, TreeMetadata
 from verify_service.kernels.triton.gdn_matrices import gdn_matrices_kernel
-from verify_service.kernels.triton.launch import overlaps, pipeline_stages, require, wait_for_inputs
+from verify_service.kernels.triton.launch import overlaps, require, require_head_sizes, wait_for_inputs
 from verify_service.kernels.triton.matmul import matmul, matmul_parts, split
 
 BLOCK = 64  # nodes
@@ -30,32 +29,22 @@ MAX_NODES = 256
 WHOLE_HEADS = 132  # programs of whole heads, at most; multiprocessors of a large GPU
 
 
-@dataclass(frozen=True, slots=True)
 class GdnScratch:
-    """What a launch writes for itself. One serves all layers; an element may hold anything before."""
+    """What launches over B trees of N nodes each write for themselves. One serves all layers; an element may hold
+    anything before."""
 
-    matrices: Tensor  # [B HV, tiles, 2, 3, BT, BT] bfloat16
-    factors: Tensor  # [B HV, 3, blocks BT] float32: e^G |q|^-1, beta, e^G |k|^-1
-    solve: Tensor  # [B HV, blocks, BT BT + 16 BT] float32: A and the inverses of its diagonal blocks
-    carried: Tensor  # [B HV, blocks, V, BT] float32: U, of more than one block
-
-
-def gdn_scratch(batch: int, num_nodes: int, num_heads: int, value_dim: int, device: torch.device) -> GdnScratch:
-    """Scratch for trees of `num_nodes` and less."""
-    block, blocks = _blocks(num_nodes)
-    rows, tiles = batch * num_heads, blocks * (blocks + 1) // 2
-    return GdnScratch(
-        torch.empty(rows, tiles, 2, 3, block, block, dtype=torch.bfloat16, device=device),
-        torch.empty(rows, 3, blocks * block, device=device),
-        torch.empty(rows, blocks, block * block + 16 * block, device=device),
-        torch.empty(rows, blocks if blocks > 1 else 0, value_dim, block, device=device),
-    )
-
-
-def _blocks(num_nodes: int) -> tuple[int, int]:
-    """Nodes of a block, and blocks."""
-    block = min(BLOCK, max(16, triton.next_power_of_2(num_nodes)))
-    return block, triton.cdiv(num_nodes, block)
+    def __init__(self, b: int, n: int, heads: int, value_dim: int, device: torch.device) -> None:
+        block = self.block = min(BLOCK, max(16, triton.next_power_of_2(n)))  # nodes of a block: BT
+        blocks = self.blocks = triton.cdiv(n, block)
+        rows, tiles = b * heads, blocks * (blocks + 1) // 2
+        # [B HV, tiles, 2, 3, BT, BT]
+        self.matrices = torch.empty(rows, tiles, 2, 3, block, block, dtype=torch.bfloat16, device=device)
+        # [B HV, 3, blocks BT] float32: e^G |q|^-1, beta, e^G |k|^-1
+        self.factors = torch.empty(rows, 3, blocks * block, device=device)
+        # [B HV, blocks, BT BT + 16 BT] float32: A and the inverses of its diagonal blocks
+        self.solve = torch.empty(rows, blocks, block * block + 16 * block, device=device)
+        # [B HV, blocks, V, BT] float32: U, of more than one block
+        self.carried = torch.empty(rows, blocks if blocks > 1 else 0, value_dim, block, device=device)
 
 
 @triton.jit
@@ -186,36 +175,30 @@ def gdn_root_kernel(
     tl.store(out + row * V + dims, total.to(out.dtype.element_ty))
 
 
+def _pipeline_stages(rows: Tensor) -> int:
+    """Stages of a loop over blocks of nodes. Three take 216 KiB of shared memory for 16-bit rows, which only GPUs of
+    data centres have; one takes 48, whatever the rows."""
+    is_cuda = rows.device.type == "cuda"
+    is_large = is_cuda and torch.cuda.get_device_capability(rows.device)[0] in (9, 10)
+    return 3 if is_large and rows.dtype.itemsize == 2 else 1
+
+
 class GdnVerify:
-    """The launcher, of one device. It keeps scratch memory by shape, since captured graphs hold on to it."""
+    """The launcher. It keeps scratch memory by shape, since captured graphs hold on to it."""
 
     def __init__(self) -> None:
-        self._scratch: dict[tuple[int, ...], GdnScratch] = {}
-
-    def scratch(self, b: int, n: int, heads: int, value_dim: int, device: torch.device) -> GdnScratch:
-        """The memory of launches over B trees with N nodes each."""
-        key = (b, n, heads, value_dim)
-        if key not in self._scratch:
-            self._scratch[key] = gdn_scratch(b, n, heads, value_dim, device)
-        return self._scratch[key]
+        self.scratch = functools.cache(GdnScratch)
 
     def __call__(
-        self,
-        commit_inputs: LayerCommitInputs,
-        tree: TreeMetadata,
-        states: Tensor,  # [T, HV, V, K] float32, committed, of one layer
-        norm: GatedNorm | None,
-        out: Tensor,  # [B, N, HV, V] written
+        self, commit_inputs: LayerCommitInputs, tree: TreeMetadata, states: Tensor, norm: GatedNorm | None, out: Tensor
     ) -> None:
-        """Raises UnsupportedModelError where K or V is no power of two of 16 to 256, or above 256 nodes."""
         conv, norms, g, beta = commit_inputs.conv, commit_inputs.norms, commit_inputs.g, commit_inputs.beta
         assert norms is not None
         b, n, channels = conv.shape
         heads, value_dim, key_dim = states.shape[1:]
         key_heads = norms.shape[-1] // 2
-        for field, size in (("linear_key_head_dim", key_dim), ("linear_value_head_dim", value_dim)):
-            require(size in (16, 32, 64, 128, 256), field, f"must be 16, 32, 64, 128 or 256, not {size},")
-        require(n <= MAX_NODES, "tree_budget", f"allows {MAX_NODES} nodes, not {n},")
+        require_head_sizes(linear_key_head_dim=key_dim, linear_value_head_dim=value_dim)
+        require(n <= MAX_NODES, "tree_budget", f"tree_budget allows {MAX_NODES} nodes, not {n}, on a GPU")
         overlap = overlaps(conv.device)
         gate, weight, eps = (out, out, 0.0) if norm is None else (norm.gate, norm.weight, norm.eps)
         if n == 1:
@@ -227,7 +210,7 @@ class GdnVerify:
             )  # fmt: skip
             return
         scratch = self.scratch(b, n, heads, value_dim, conv.device)
-        block, blocks = _blocks(n)
+        block, blocks = scratch.block, scratch.blocks
         gdn_matrices_kernel[(b * heads, blocks * (blocks + 1) // 2)](
             conv, norms, g, beta, tree.ancestors, scratch.matrices, scratch.factors, scratch.solve, n, key_dim**-0.5,
             channels, key_heads, heads, key_dim, block, blocks, overlap, num_warps=4, launch_pdl=overlap,
@@ -240,7 +223,7 @@ class GdnVerify:
             conv, scratch.matrices, scratch.factors, scratch.carried, states, tree.state_slots, out,
             gate, gate.stride(0), gate.stride(1), weight, eps, n, channels, key_heads, heads, key_dim, value_dim, rows,
             min(key_dim, 64), block, blocks, is_normed, overlap, num_warps=8 if rows > 64 else 4,
-            num_stages=pipeline_stages(conv), launch_pdl=overlap,
+            num_stages=_pipeline_stages(conv), launch_pdl=overlap,
         )  # fmt: skip
         if norm is not None and not is_normed:
             rows = b * n * heads

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from verify_service.kernels.kernel_set import KernelSet
-from verify_service.kernels.triton.accept_walk import accept_walk
-from verify_service.kernels.triton.add_norm import add_norm, swiglu
+from verify_service.kernels.triton.acceptance import Sample, accept_walk
+from verify_service.kernels.triton.between_products import add_norm, rotate_heads, swiglu
+from verify_service.kernels.triton.commit import kv_commit, recurrent_commit
 from verify_service.kernels.triton.conv_gate import conv_gate
 from verify_service.kernels.triton.gdn_verify import GdnVerify
-from verify_service.kernels.triton.kv_commit import kv_commit
 from verify_service.kernels.triton.mamba2_verify import mamba2_verify
-from verify_service.kernels.triton.recurrent_commit import recurrent_commit
-from verify_service.kernels.triton.rotate_heads import rotate_heads
-from verify_service.kernels.triton.sample import Sample
 from verify_service.kernels.triton.tree_attention import tree_attention
 from verify_service.kernels.triton.tree_metadata import tree_metadata
 
@@ -34,8 +30,3 @@ class TritonKernels:
     def __init__(self) -> None:
         self.gdn_verify = GdnVerify()
         self.sample = Sample()
-
-
-def triton_set() -> KernelSet:
-    """The launchers, with scratch memory of their own."""
-    return TritonKernels()

@@ -5,29 +5,31 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.language.extra import cuda
 
 from draftwood.errors import UnsupportedModelError
 
 
-def require(holds: bool, field: str, limit: str) -> None:
-    """Raises UnsupportedModelError for a shape that a kernel does not take."""
+def require(holds: bool, field: str, message: str) -> None:
+    """Raises UnsupportedModelError for what a kernel does not take."""
     if not holds:
-        raise UnsupportedModelError(f"{field} {limit} on a GPU", field=field)
+        raise UnsupportedModelError(message, field=field)
+
+
+def require_kernel_size(size: int) -> None:
+    """Of causal convolutions."""
+    require(2 <= size <= 4, "conv_kernel", f"conv_kernel must be 2 to 4, not {size}, on a GPU")
+
+
+def require_head_sizes(**sizes: int) -> None:
+    """Of recurrent layers, by the names of their fields."""
+    for field, size in sizes.items():
+        require(size in (16, 32, 64, 128, 256), field, f"{field} must be 16, 32, 64, 128 or 256, not {size}, on a GPU")
 
 
 def overlaps(device: torch.device) -> bool:
     """Whether a kernel may start before the one ahead of it has ended: from compute capability 9.0 on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
-
-
-def pipeline_stages(rows: Tensor) -> int:
-    """Stages of a loop over blocks of nodes. Three take 216 KiB of shared memory for 16-bit rows, which only GPUs of
-    data centres have; one takes 48, whatever the rows."""
-    is_cuda = rows.device.type == "cuda"
-    is_large = is_cuda and torch.cuda.get_device_capability(rows.device)[0] in (9, 10)
-    return 3 if is_large and rows.dtype.itemsize == 2 else 1
 
 
 @triton.jit

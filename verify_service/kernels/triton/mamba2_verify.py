@@ -4,8 +4,7 @@
 
 One program per head, row block of 64 nodes and part of the head's values reads its part of the state once. Products
 of B, C and x are exact, and what is float32 (the state, decays, weights) enters products in parts, so that the result
-is as near to float64 as float32 sums allow. A token may forget everything: G_i - G_j is summed over the nodes between,
-as a product of masks with g, and never taken as the difference of two large sums.
+is as near to float64 as float32 sums allow. G_i - G_j is summed over the nodes between, as its twin does.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwood.errors import UnsupportedModelError
 from verify_service.kernels.arguments import LayerCommitInputs, TreeMetadata
+from verify_service.kernels.triton.launch import require
 from verify_service.kernels.triton.matmul import matmul, split
 
 ROWS = 64  # nodes per block: one word of ancestors
@@ -118,20 +117,15 @@ def _mamba2_verify_kernel(
 
 
 def mamba2_verify(
-    commit_inputs: LayerCommitInputs,
-    tree: TreeMetadata,
-    states: Tensor,  # [T, HV, V, K] float32, of one layer
-    skip: Tensor,  # [HV], D
-    out: Tensor,  # [B, N, HV, V], written
+    commit_inputs: LayerCommitInputs, tree: TreeMetadata, states: Tensor, skip: Tensor, out: Tensor
 ) -> None:
-    """HK is told by C = HV * V + 2 * HK * K. Raises UnsupportedModelError where a size is beyond the kernel's."""
+    """HK is told by C = HV * V + 2 * HK * K."""
     b, n, channels = commit_inputs.conv.shape
     _, hv, v, k = states.shape
     hk, rest = divmod(channels - hv * v, 2 * k)
-    if rest or hk < 1 or hv % hk:
-        raise UnsupportedModelError(f"{channels} channels are not {hv} heads of {v} and groups of {k}", field="C")
-    if n > MAX_NODES:
-        raise UnsupportedModelError(f"a tree has {n} nodes, more than {MAX_NODES}", field="max_tree_budget")
+    is_whole = not rest and hk >= 1 and hv % hk == 0
+    require(is_whole, "C", f"{channels} channels are not {hv} heads of {v} and groups of {k}")
+    require(n <= MAX_NODES, "max_tree_budget", f"a tree has {n} nodes, more than {MAX_NODES}")
     rows = max(16, min(ROWS, triton.next_power_of_2(n)))
     part = min(32, max(16, triton.next_power_of_2(v)))
     _mamba2_verify_kernel[(triton.cdiv(v, part), triton.cdiv(n, rows), b * hv)](

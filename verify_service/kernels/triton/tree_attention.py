@@ -26,11 +26,13 @@ from verify_service.kernels.triton.key_tiles import (
     fetch_rows,
     first_row,
     key_slice,
+    online_softmax_update,
     pages_of,
     prefetch_rows,
+    scores_of,
+    store_partial,
 )
-from verify_service.kernels.triton.launch import overlaps, wait_for_inputs, wait_for_kernels
-from verify_service.kernels.triton.online_softmax import online_softmax_update, scores_of, store_partial
+from verify_service.kernels.triton.launch import overlaps, require, wait_for_inputs, wait_for_kernels
 
 LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256
@@ -163,24 +165,18 @@ def _merge(
 
 
 def tree_attention(
-    q: Tensor,  # [B, N, HQ, D], rotated
-    k: Tensor,  # [B, N, HKV, D], rotated
-    v: Tensor,  # [B, N, HKV, D]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     pages: KvPages,
     tree: TreeMetadata,
     settings: AttentionSettings,
-    out: Tensor,  # [B, N, HQ, D], written
+    out: Tensor,
     *,
-    tiling: Tiling | None = None,  # for tests; else `choose_tiling`'s
+    tiling: Tiling | None = None,
 ) -> None:
-    """Rows of heads must be contiguous, in bfloat16, float16 or float32, whose products are made of three of tf32.
-
-    A row's result depends on its own inputs, on the shapes and on `tiling`, never on what else is in the batch; batch
-    buckets differ in their slices, and so in the last bits.
-
-    Raises:
-        UnsupportedModelError: a shape or dtype beyond the limits, which the message names.
-    """
+    """A row's result depends on its own inputs, on the shapes and on `tiling` (which tests give), never on what else
+    is in the batch; batch buckets differ in their slices, and so in the last bits."""
     b, n, hq, d = q.shape
     hkv, slots, _ = pages.keys.shape
     _check(q, k, v, pages, out)
@@ -223,20 +219,14 @@ def tree_attention(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, pages: KvPages, out: Tensor) -> None:
-    """Limits of the kernel, named."""
-    hq, d, hkv = q.shape[2], q.shape[3], pages.keys.shape[0]
-    if d > LARGEST_HEAD or d % 16:
-        raise UnsupportedModelError(
-            f"head size {d}: must be a multiple of 16, at most {LARGEST_HEAD}", field="head_dim"
-        )
-    if hq % hkv:
-        raise UnsupportedModelError(f"{hq} query heads over {hkv} KV heads do not divide", field="num_key_value_heads")
-    if pages.page_size < 16:
-        raise UnsupportedModelError(f"page size {pages.page_size}: must be at least 16", field="page_size")
+    hq, d, hkv, page_size = q.shape[2], q.shape[3], pages.keys.shape[0], pages.page_size
+    is_taken = d <= LARGEST_HEAD and d % 16 == 0
+    require(is_taken, "head_dim", f"head size {d}: must be a multiple of 16, at most {LARGEST_HEAD}")
+    require(hq % hkv == 0, "num_key_value_heads", f"{hq} query heads over {hkv} KV heads do not divide")
+    require(page_size >= 16, "page_size", f"page size {page_size}: must be at least 16")
     tensors = (q, k, v, pages.keys, pages.values, out)
     if len({t.dtype for t in tensors}) > 1 or q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise UnsupportedModelError(
-            f"dtypes {[str(t.dtype) for t in tensors]}: must be one of bfloat16, float16, float32", field="dtype"
-        )
-    if any(t.stride(-1) != 1 for t in tensors) or not (pages.keys.is_contiguous() and pages.values.is_contiguous()):
-        raise UnsupportedModelError("rows of heads and pools must be contiguous", field="strides")
+        dtypes = [str(t.dtype) for t in tensors]
+        raise UnsupportedModelError(f"dtypes {dtypes}: must be one of bfloat16, float16, float32", field="dtype")
+    is_dense = pages.keys.is_contiguous() and pages.values.is_contiguous() and all(t.stride(-1) == 1 for t in tensors)
+    require(is_dense, "strides", "rows of heads and pools must be contiguous")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from draftwood.errors import UnsupportedModelError
 from verify_service.kernels.arguments import NODES_PER_WORD, TreeMetadata
+from verify_service.kernels.triton.launch import require
 
 MOST_NODES = 256
 
@@ -45,10 +45,8 @@ def _walk(
 
 
 def tree_metadata(tree: TreeMetadata) -> None:
-    """Raises UnsupportedModelError for more than 256 nodes."""
     b, n = tree.parents.shape
-    if n > MOST_NODES:
-        raise UnsupportedModelError(f"{n} nodes: at most {MOST_NODES}", field="num_nodes")
+    require(n <= MOST_NODES, "num_nodes", f"{n} nodes: at most {MOST_NODES}")
     words = -(-n // NODES_PER_WORD)
     _walk[(b,)](
         tree.parents, tree.num_nodes, tree.base_lengths, tree.positions, tree.ancestors, tree.depths, tree.tree_depth,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import pytest
 import torch
@@ -24,9 +25,9 @@ from tests.verify_service.oracles import (
     paths,
     relative_error,
 )
+from verify_service.kernels.reference.commit import commit_one
 from verify_service.kernels.reference.gdn_verify import gdn_over_tree
 from verify_service.kernels.reference.mamba2_verify import mamba2_over_tree
-from verify_service.kernels.reference.recurrent_commit import gdn_commit_one, mamba2_commit_one
 
 SIZES = (1, 2, 7, 40, 64)
 HEADS = ((1, 1), (3, 9), (2, 4))  # HK, HV
@@ -62,8 +63,9 @@ class Recurrence:
         return out
 
 
-GDN = Recurrence(draw_gdn, gdn_over_tree, gdn_commit_one, gdn_token, True, 1.0, ((2, 4), (128, 128)))
-MAMBA2 = Recurrence(draw_mamba2, mamba2_over_tree, mamba2_commit_one, mamba2_token, False, 30.0, ((2, 8), (128, 64)))
+_GDN_ONE, _MAMBA2_ONE = (partial(commit_one, is_delta=is_delta) for is_delta in (True, False))
+GDN = Recurrence(draw_gdn, gdn_over_tree, _GDN_ONE, gdn_token, True, 1.0, ((2, 4), (128, 128)))
+MAMBA2 = Recurrence(draw_mamba2, mamba2_over_tree, _MAMBA2_ONE, mamba2_token, False, 30.0, ((2, 8), (128, 64)))
 BOTH = pytest.mark.parametrize("kind", [GDN, MAMBA2], ids=["gated delta net", "mamba2"])
 
 

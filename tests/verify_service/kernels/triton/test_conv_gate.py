@@ -15,7 +15,7 @@ from tests.kernels.trees import Trees, poisoned
 from tests.verify_service.oracles import path_to, relative_error
 from verify_service.kernels.arguments import Convolution, Gates, LayerCommitInputs
 from verify_service.kernels.reference import conv_gate as reference
-from verify_service.kernels.reference.tree_conv import tree_conv
+from verify_service.kernels.reference.conv_gate import tree_conv
 from verify_service.kernels.triton.conv_gate import conv_gate
 
 # The interpreter cuts bfloat16 off where a GPU rounds.

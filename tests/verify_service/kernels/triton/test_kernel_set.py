@@ -12,7 +12,7 @@ from tests.verify_service.harness import SteppedRunner, config_of
 from tests.verify_service.models import save_tiny
 from verify_service.kernels.kernel_set import KernelSet
 from verify_service.kernels.reference.kernel_set import PLAIN
-from verify_service.kernels.triton.kernel_set import triton_set
+from verify_service.kernels.triton.kernel_set import TritonKernels
 
 LAYERS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
@@ -36,7 +36,7 @@ def answers(directory: Path, kernels: KernelSet) -> tuple[list[list[int]], dict[
 def test_steps_equal_those_of_the_twins(tmp_path: Path, name: str) -> None:
     torch.set_num_threads(1)
     save_tiny(name, tmp_path, **LAYERS[name])
-    (tokens, committed), (wanted, state) = (answers(tmp_path, kernels) for kernels in (triton_set(), PLAIN))
+    (tokens, committed), (wanted, state) = (answers(tmp_path, kernels) for kernels in (TritonKernels(), PLAIN))
     assert tokens == wanted
     for part, tensor in state.items():
         torch.testing.assert_close(committed[part], tensor, rtol=1e-3, atol=1e-3, msg=part)

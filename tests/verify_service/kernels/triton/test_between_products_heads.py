@@ -5,8 +5,8 @@ import torch
 
 from draftwood.errors import UnsupportedModelError
 from verify_service.kernels.arguments import HeadNorms
-from verify_service.kernels.reference import rotate_heads as reference
-from verify_service.kernels.triton.rotate_heads import rotate_heads
+from verify_service.kernels.reference import between_products as reference
+from verify_service.kernels.triton.between_products import rotate_heads
 
 
 @pytest.mark.parametrize(

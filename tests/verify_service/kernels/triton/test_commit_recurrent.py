@@ -15,8 +15,8 @@ from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
 from verify_service.core.target_spec import GDN, MAMBA2, SHORT_CONV, RecurrentShape
 from verify_service.kernels.arguments import Outcome, TreeMetadata
-from verify_service.kernels.reference import recurrent_commit as reference
-from verify_service.kernels.triton.recurrent_commit import recurrent_commit
+from verify_service.kernels.reference import commit as reference
+from verify_service.kernels.triton.commit import recurrent_commit
 
 LAYERS, BATCH, NODES = 2, 3, 11
 BOTH_KINDS = pytest.mark.parametrize("kind", [GDN, MAMBA2])

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from benchmarks.kernels.trees import random_parents
 from tests.verify_service.oracles import path_to, relative_error
-from verify_service.kernels.reference.tree_conv import commit_window, conv_index, tree_conv
+from verify_service.kernels.reference.commit import commit_window
+from verify_service.kernels.reference.conv_gate import conv_index, tree_conv
 
 
 def plain_conv(inputs: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None, parents: Sequence[int]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from verify_service.kernels.reference.kv_commit import commit_rows
+from verify_service.kernels.reference.commit import commit_rows
 
 
 @pytest.mark.parametrize("path", [[0], [0, 1, 2], [0, 2, 3, 7], [0, 5], [0, 1, 4, 5, 6]])

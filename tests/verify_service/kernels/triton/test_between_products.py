@@ -5,8 +5,8 @@ import torch
 
 from draftwood.errors import UnsupportedModelError
 from tests.kernels.trees import poisoned
-from verify_service.kernels.reference import add_norm as reference
-from verify_service.kernels.triton.add_norm import add_norm, swiglu
+from verify_service.kernels.reference import between_products as reference
+from verify_service.kernels.triton.between_products import add_norm, swiglu
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

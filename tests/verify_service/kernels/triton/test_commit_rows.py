@@ -13,8 +13,8 @@ from draftwood.errors import UnsupportedModelError
 from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
 from verify_service.kernels.arguments import Outcome
-from verify_service.kernels.reference import kv_commit as reference
-from verify_service.kernels.triton.kv_commit import kv_commit
+from verify_service.kernels.reference import commit as reference
+from verify_service.kernels.triton.commit import kv_commit
 
 BOTH = pytest.mark.parametrize("commit", [kv_commit, reference.kv_commit], ids=["kernel", "twin"])
 

@@ -9,9 +9,9 @@ from benchmarks.kernels.trees import underived_metadata
 from draftwood.noise import gumbel
 from draftwood.sampling import SamplingParams, filtered
 from verify_service.kernels.arguments import TreeMetadata
-from verify_service.kernels.reference import sample as reference
+from verify_service.kernels.reference import acceptance as reference
 from verify_service.kernels.triton import filters
-from verify_service.kernels.triton.sample import Sample
+from verify_service.kernels.triton.acceptance import Sample
 
 ROWS = [
     SamplingParams(),
@@ -115,7 +115,7 @@ def test_filters_keep_the_same_tokens(
     monkeypatch.setattr(filters, "CAPACITY", capacity)
     logits = (torch.randn(1, 777, generator=torch.Generator().manual_seed(3)) * 2).bfloat16().to(device)
     logits[0, 5], logits[0, 6] = 0.0, -0.0
-    workspace = filters.filter_workspace(1, device)
+    workspace = filters.FilterWorkspace(1, device)
     counts = torch.ones(1, dtype=torch.int32, device=device)
     filters.find_thresholds(logits, counts, 1, draw_settings_of([params], device), workspace)
     row = logits[0].float().cpu().numpy()
@@ -130,7 +130,7 @@ def test_filters_keep_the_same_tokens(
 
 def test_rows_without_filters_keep_everything(device: torch.device) -> None:
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(4)).to(device)
-    workspace = filters.filter_workspace(1, device)
+    workspace = filters.FilterWorkspace(1, device)
     counts = torch.ones(1, dtype=torch.int32, device=device)
     filters.find_thresholds(logits, counts, 1, draw_settings_of([SamplingParams(temperature=1.0)], device), workspace)
     assert int(workspace.limits[0]) < -(2**62)

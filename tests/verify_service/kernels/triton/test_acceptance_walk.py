@@ -13,8 +13,8 @@ from draftwood.errors import MalformedTreeError
 from draftwood.sampling import SamplingParams
 from draftwood.tree import DraftTree
 from verify_service.kernels.arguments import DrawSettings, Outcome
-from verify_service.kernels.reference import accept_walk as reference
-from verify_service.kernels.triton.accept_walk import accept_walk
+from verify_service.kernels.reference import acceptance as reference
+from verify_service.kernels.triton.acceptance import accept_walk
 
 VOCABULARY = 4  # few tokens, so that draws meet children often
 

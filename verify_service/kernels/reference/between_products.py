@@ -1,4 +1,5 @@
-"""Heads of queries and keys, normalised and rotated, out of one projection; values beside them."""
+"""What is between a decoder layer's matrix products, in plain PyTorch: residual sums with their norms, SwiGLU, and
+heads of queries and keys, normed and rotated."""
 
 from __future__ import annotations
 
@@ -10,14 +11,18 @@ from draftwood.device.layers import rotate
 from verify_service.kernels.arguments import HeadNorms
 
 
+def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float, total: Tensor, normed: Tensor) -> None:
+    total.copy_(x + delta)
+    normed.copy_(F.rms_norm(total.float(), (total.shape[-1],), weight, eps))
+
+
+def swiglu(x: Tensor, out: Tensor) -> None:
+    gate, up = x.chunk(2, -1)
+    out.copy_(F.silu(gate) * up)
+
+
 def rotate_heads(
-    x: Tensor,  # [M, q | k | v]
-    rotation: tuple[Tensor, Tensor],  # cosines and sines, [M, R] each
-    norms: HeadNorms,
-    step: int,
-    q: Tensor,  # [M, HQ, D] written
-    keys: Tensor,  # [M, HKV, D] written
-    values: Tensor,  # [M, HKV, D] written
+    x: Tensor, rotation: tuple[Tensor, Tensor], norms: HeadNorms, step: int, q: Tensor, keys: Tensor, values: Tensor
 ) -> None:
     """The rotation is computed in float32 and rounded once."""
     m, hq, d = q.shape

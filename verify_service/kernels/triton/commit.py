@@ -1,9 +1,6 @@
-"""Commit of recurrent layers: states and convolution windows move on along the accepted path, all layers at once.
+"""Commits along accepted paths, all layers at once: states and windows of recurrent layers, rows of keys and values.
 
-    Gated DeltaNet   S <- e^g S,  u = b (v - S k),  S <- S + u k^T        Mamba2   S <- e^g S + (dt x) B^T
-
-The one-token recurrence in float32, token after token: a path of n tokens leaves what n paths of one leave, bit for
-bit.
+The one-token recurrence of its twin in float32, token after token.
 """
 
 from __future__ import annotations
@@ -11,11 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from draftwood.errors import UnsupportedModelError
 from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
 from verify_service.core.target_spec import GDN, MAMBA2, RecurrentShape
 from verify_service.kernels.arguments import Outcome, TreeMetadata
-from verify_service.kernels.triton.launch import require
+from verify_service.kernels.triton.launch import require, require_head_sizes, require_kernel_size
 
 WINDOW_BLOCK = 1024  # channels
 STATE, STATE_WARPS = 8192, 4  # numbers of a state that a program has
@@ -140,17 +138,15 @@ def recurrent_commit_kernel(
 def recurrent_commit(
     shape: RecurrentShape, commit_inputs: CommitInputs, outcome: Outcome, pools: Pools, tree: TreeMetadata
 ) -> None:
-    """Raises UnsupportedModelError where K or V is no power of two of 16 to 256, or kernel_size is not 2 to 4."""
     layers, b, n, channels = commit_inputs.inputs.shape
     slots, kernel_size = pools.windows.shape[1], pools.windows.shape[2] + 1
-    require(2 <= kernel_size <= 4, "conv_kernel", f"must be 2 to 4, not {kernel_size},")
+    require_kernel_size(kernel_size)
     heads, value_dim, key_dim, key_heads = 0, 16, 16, 1
     unused = outcome.path
     conv, norms, g, beta = (unused,) * 4
     if shape.kind in (GDN, MAMBA2):
         heads, value_dim, key_dim = pools.states.shape[2:]
-        for field, size in (("linear_key_head_dim", key_dim), ("linear_value_head_dim", value_dim)):
-            require(size in (16, 32, 64, 128, 256), field, f"must be 16, 32, 64, 128 or 256, not {size},")
+        require_head_sizes(linear_key_head_dim=key_dim, linear_value_head_dim=value_dim)
         conv, g, beta = commit_inputs.conv, commit_inputs.g, commit_inputs.beta
         key_heads = (conv.shape[-1] - heads * value_dim) // (2 * key_dim)
         norms = commit_inputs.norms if shape.kind == GDN else unused
@@ -161,4 +157,45 @@ def recurrent_commit(
         tree.state_slots, b, n, slots, outcome.path.shape[1], key_heads, heads, key_dim, value_dim, channels,
         kernel_size, rows, min(key_dim, KEY_CHUNK), WINDOW_BLOCK, shape.kind == GDN,
         num_warps=max(1, min(STATE_WARPS, rows * key_dim // 512)),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["P"])
+def _copy(
+    keys, values, path, path_length, base_lengths, page_table, key_pool, value_pool, S, P,
+    B: tl.constexpr, N: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, LONGEST: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (step of the path, row of the batch, layer)."""
+    step, b, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if step >= tl.load(path_length + b):
+        return
+    node = tl.load(path + b * LONGEST + step)
+    position = tl.load(base_lengths + b) + step
+    slot = tl.load(page_table + b * P + position // PAGE).to(tl.int64) * PAGE + position % PAGE
+    at = tl.arange(0, BLOCK)
+    inside = at < HKV * D
+    source = ((layer * B + b) * N + node) * (HKV * D) + at
+    target = ((layer * HKV + at // D) * S + slot) * D + at % D
+    K = tl.load(keys + source, mask=inside)
+    V = tl.load(values + source, mask=inside)
+    tl.store(key_pool + target, K, mask=inside)
+    tl.store(value_pool + target, V, mask=inside)
+
+
+def kv_commit(commit_inputs: CommitInputs, outcome: Outcome, pools: Pools, tree: TreeMetadata, page_size: int) -> None:
+    """Copies the rows of path[0], path[1], … to positions base, base + 1, …; they were rotated for just these."""
+    tensors = (commit_inputs.keys, commit_inputs.values, pools.keys, pools.values)
+    is_contiguous = all(t.is_contiguous() for t in tensors)
+    require(is_contiguous, "strides", "commit inputs and pools of keys and values must be contiguous")
+    if len({t.dtype for t in tensors}) > 1:
+        raise UnsupportedModelError(f"dtypes {[str(t.dtype) for t in tensors]} must be one", field="dtype")
+    layers, b, n, hkv, d = commit_inputs.keys.shape
+    longest = outcome.path.shape[1]
+    if layers == 0:
+        return
+    _copy[(longest, b, layers)](
+        commit_inputs.keys, commit_inputs.values, outcome.path, outcome.path_length, tree.base_lengths,
+        tree.page_table, pools.keys, pools.values, pools.keys.shape[2], tree.page_table.shape[1],
+        B=b, N=n, HKV=hkv, D=d, LONGEST=longest, PAGE=page_size, BLOCK=triton.next_power_of_2(hkv * d), num_warps=4,
     )  # fmt: skip

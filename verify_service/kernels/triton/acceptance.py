@@ -1,15 +1,18 @@
-"""The target's draw at every node of a batch of trees, on the device: draftwood.sampling over [B, N] rows of logits.
+"""The target's draw at every node of a batch of trees, and the walks along the draws, on the device.
 
 A row is split over programs. Each looks at its tokens with float32 noise, and computes the noise of those few that may
 be the best in float64 as draftwood.noise does; the last program of a row to finish merges. Filters come before, in
 `filters.py`, as one threshold per row: a row without filters sorts nothing, and a greedy row has no noise. Logits that
 are no distribution (NaN, plus infinity, nothing but minus infinity) give no token, which is -1.
+
+One program per sequence walks. A walk that is cut by a stop token or by length commits nothing, and its tokens are what
+the answer still gets. So does one that comes to a node without a draw, which ends the request.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -18,39 +21,27 @@ from torch import Tensor
 
 from draftwood.kernels.gumbel import NOISE_ERROR, exact_noise, fast_noise, word, words
 from draftwood.kernels.rank import rank_of
-from verify_service.kernels.arguments import DrawSettings, TreeMetadata
-from verify_service.kernels.triton.filters import (
-    LEAST_TEMPERATURE,
-    FilterWorkspace,
-    filter_workspace,
-    find_thresholds,
-    scale,
-)
+from verify_service.core.accept import Finish
+from verify_service.kernels.arguments import FINISHES, NO_DRAW, DrawSettings, Outcome, TreeMetadata
+from verify_service.kernels.triton.filters import LEAST_TEMPERATURE, FilterWorkspace, find_thresholds, scale
 
 MAX_SPLITS = 128  # programs per row
 PROGRAMS = 1024  # in all: eight for each multiprocessor of an H200
 BLOCK, NUM_WARPS = 2048, 4  # tokens that a program looks at together
 _NONE = tl.constexpr(0x7FFFFFFF)
+_STOP = tl.constexpr(FINISHES.index(Finish.STOP))
+_LENGTH = tl.constexpr(FINISHES.index(Finish.LENGTH))
+_NO_DRAW = tl.constexpr(NO_DRAW)
 
 
-@dataclass(frozen=True, slots=True)
 class SampleWorkspace:
-    """Scratch memory of `sample`, kept between calls: `arrived` is zero before and after each."""
+    """Scratch memory for `rows` = B * N rows of logits, kept between calls: `arrived` is zero before and after each."""
 
-    values: Tensor  # [rows, MAX_SPLITS] float32
-    ids: Tensor  # [rows, MAX_SPLITS] int32
-    arrived: Tensor  # [rows] int32
-    filters: FilterWorkspace
-
-
-def sample_workspace(rows: int, device: torch.device) -> SampleWorkspace:
-    """For at most `rows` = B * N rows of logits."""
-    return SampleWorkspace(
-        torch.empty(rows, MAX_SPLITS, device=device),
-        torch.empty(rows, MAX_SPLITS, dtype=torch.int32, device=device),
-        torch.zeros(rows, dtype=torch.int32, device=device),
-        filter_workspace(rows, device),
-    )
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.values = torch.empty(rows, MAX_SPLITS, device=device)  # [rows, MAX_SPLITS] float32
+        self.ids = torch.empty(rows, MAX_SPLITS, dtype=torch.int32, device=device)  # [rows, MAX_SPLITS]
+        self.arrived = torch.zeros(rows, dtype=torch.int32, device=device)  # [rows]
+        self.filters = FilterWorkspace(rows, device)
 
 
 @triton.jit
@@ -182,27 +173,15 @@ def _sample_kernel(
 
 
 class Sample:
-    """The launcher, of one device. It keeps a workspace per number of rows, since captured graphs hold on to it."""
+    """The launcher. It keeps a workspace per number of rows, since captured graphs hold on to it."""
 
     def __init__(self) -> None:
-        self._workspaces: dict[int, SampleWorkspace] = {}
-
-    def workspace(self, rows: int, device: torch.device) -> SampleWorkspace:
-        """The memory of launches over `rows` = B * N rows of logits."""
-        if rows not in self._workspaces:
-            self._workspaces[rows] = sample_workspace(rows, device)
-        return self._workspaces[rows]
+        self.workspace = functools.cache(SampleWorkspace)
 
     def __call__(
-        self,
-        logits: Tensor,  # [B, N, V] float32, bfloat16 or float16, adjusted; rows contiguous
-        tree: TreeMetadata,
-        settings: DrawSettings,
-        drawn: Tensor,  # [B, N] int32, written
-        *,
-        has_filters: bool,  # false: the kernels of filters are not launched
+        self, logits: Tensor, tree: TreeMetadata, settings: DrawSettings, drawn: Tensor, *, has_filters: bool
     ) -> None:
-        """Raises UnsupportedModelError for a vocabulary that the filters cannot take."""
+        """Rows of logits must be contiguous. Without filters their kernels are not launched."""
         b, n, v = logits.shape
         rows = b * n
         workspace = self.workspace(rows, logits.device)
@@ -216,3 +195,45 @@ class Sample:
             workspace.values, workspace.ids, workspace.arrived, drawn, flat.stride(0), n, v, MAX_SPLITS, block,
             LEAST_TEMPERATURE, has_filters, num_warps=NUM_WARPS,
         )  # fmt: skip
+
+
+@triton.jit
+def _accept_walk_kernel(
+    input_ids, parents, num_nodes, drawn, stop_ids, remaining, path, path_length, tokens, finish,
+    N, M, D_PATH: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Grid (B,). BN, BM and BD are N, M and D_PATH rounded up to powers of two."""
+    b = tl.program_id(0)
+    i, m, d = tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, BD)
+    tl.store(tokens + b * D_PATH + d, -1, mask=d < D_PATH)
+    tl.store(path + b * D_PATH + d, 0, mask=d < D_PATH)
+    tl.debug_barrier()
+    nodes, left = tl.load(num_nodes + b), tl.load(remaining + b)
+    is_child = (i > 0) & (i < nodes)
+    parent = tl.load(parents + b * N + i, mask=is_child, other=-1)
+    carried = tl.load(input_ids + b * N + i, mask=is_child, other=-1).to(tl.int32)
+    stops = tl.load(stop_ids + b * M + m, mask=m < M, other=-1)
+    node = tl.where(nodes > 0, 0, -1)
+    count = tl.zeros([], tl.int32)
+    code = tl.zeros([], tl.int32)
+    while (node >= 0) & (count < D_PATH):
+        token = tl.load(drawn + b * N + node)
+        tl.store(path + b * D_PATH + count, node)
+        tl.store(tokens + b * D_PATH + count, token)
+        count += 1
+        is_stop = tl.max((stops == token).to(tl.int32), 0) > 0
+        code = tl.where(token < 0, _NO_DRAW, tl.where(is_stop, _STOP, tl.where(count >= left, _LENGTH, 0)))
+        child = tl.max(tl.where((parent == node) & (carried == token), i, -1), 0)
+        node = tl.where(code > 0, -1, child)
+    tl.store(path_length + b, tl.where(code > 0, 0, count))
+    tl.store(finish + b, code)
+
+
+def accept_walk(input_ids: Tensor, tree: TreeMetadata, drawn: Tensor, settings: DrawSettings, outcome: Outcome) -> None:
+    b, n = input_ids.shape
+    m, d = settings.stop_ids.shape[1], outcome.path.shape[1]
+    _accept_walk_kernel[(b,)](
+        input_ids, tree.parents, tree.num_nodes, drawn, settings.stop_ids, settings.remaining,
+        outcome.path, outcome.path_length, outcome.tokens, outcome.finish, n, m, d,
+        triton.next_power_of_2(n), triton.next_power_of_2(m), triton.next_power_of_2(d), num_warps=1,
+    )  # fmt: skip
