@@ -8,7 +8,7 @@ from draftwood.errors import InvalidRequestError
 from draftwood.rpc.wire import ALGORITHM_FROM_WIRE, microseconds, sampling_from_wire, tree_to_wire
 from draftwood.telemetry import MAX_TRACEPARENT
 from draftwood.v1 import tree_pb2, verify_pb2
-from verify_service.api.defaults import Defaults
+from verify_service.api.defaults import Defaults, TargetFacts
 from verify_service.core.accept import Finish
 from verify_service.core.events import Finished, Started, TokenLogProbs, Tokens, Trace
 from verify_service.core.request import Request, check_prompt_length, new_request_id, new_seed
@@ -18,6 +18,21 @@ FINISH_TO_WIRE = {
     Finish.STOP: verify_pb2.FINISH_REASON_STOP,
     Finish.LENGTH: verify_pb2.FINISH_REASON_LENGTH,
 }
+
+
+def target_to_wire(facts: TargetFacts, max_context: int) -> verify_pb2.TargetModel:
+    """The model, as clients are told of it."""
+    return verify_pb2.TargetModel(
+        model_id=facts.model_id,
+        vocab_size=facts.spec.vocab_size,
+        max_context=max_context,
+        stop_token_ids=facts.spec.stop_token_ids,
+        tokenizer_hash=facts.tokenizer_hash,
+        hidden_size=facts.spec.hidden_size,
+        dtype=facts.dtype,
+        model_type=facts.spec.model_type,
+        projection_checksum=facts.projection_checksum,
+    )
 
 
 def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, peer: str = "") -> Request:

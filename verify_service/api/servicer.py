@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import grpc.aio
 
@@ -13,22 +12,20 @@ from draftwood.memory import peak_memory_bytes
 from draftwood.rpc.conventions import errors_to_status
 from draftwood.rpc.wire import ALGORITHM_TO_WIRE
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.api.codec import finished_to_wire, request_from_wire, started_to_wire, tokens_to_wire
-from verify_service.api.defaults import Defaults
+from verify_service.api.codec import (
+    finished_to_wire,
+    request_from_wire,
+    started_to_wire,
+    target_to_wire,
+    tokens_to_wire,
+)
+from verify_service.api.defaults import Defaults, TargetFacts
 from verify_service.api.request_hooks import RequestHooks
 from verify_service.core.events import Event, Failed, Finished, Started, Tokens
 from verify_service.core.request import Request, check_request
 from verify_service.draft.client import DraftClient
 from verify_service.draft.types import DroppedResults
 from verify_service.engine.engine import Engine
-
-
-@dataclass(frozen=True, slots=True)
-class TargetFacts:
-    """What GetTargetModel says about the model."""
-
-    model: verify_pb2.TargetModel
-    incarnation: int
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
@@ -57,7 +54,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> verify_pb2.GetTargetModelResponse:
         stream = self.client.stream if self.client is not None else None
         return verify_pb2.GetTargetModelResponse(
-            model=self.facts.model,
+            model=target_to_wire(self.facts, self.defaults.limits.max_context),
             incarnation=self.facts.incarnation,
             version=__version__,
             default_algorithm=ALGORITHM_TO_WIRE[self.defaults.algorithm],

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from draftwood.tree import DraftTree
-from verify_service.cache.pages import SCRATCH_SLOT
 from verify_service.core.sequence import SequenceState
-from verify_service.cpu.commit import Committer
-from verify_service.cpu.step_inputs import StepInputs, StepRow, build_step_inputs
+from verify_service.cpu.commit import Committer, RowProjection
+from verify_service.cpu.step_inputs import StepInputs, StepRow, build_step_inputs, padded
 from verify_service.cpu.target import PassOutputs, TreeTarget
 from verify_service.cpu.warmup import WarmUp
-from verify_service.model.features import RowProjection
-from verify_service.model.shapes import padded
+from verify_service.model.features import FeatureProjector
 from verify_service.step.runner import Load, StepRunner
 from verify_service.step.walk import SequenceTree, Walk
 
@@ -33,23 +31,24 @@ class PassRunner(StepRunner[StepInputs, Verified]):
 
     target: TreeTarget
 
-    def __init__(self, target: TreeTarget, committer: Committer, projection: RowProjection | None) -> None:
+    def __init__(self, target: TreeTarget, projector: FeatureProjector | None) -> None:
         super().__init__(target)
-        self.target, self.committer, self.projection = target, committer, projection
+        compile_steps = target.is_compiled
+        self.committer = Committer(target.pools, target.spec.recurrent, compile_steps=compile_steps)
+        self.projection = RowProjection(projector, compile_steps=compile_steps) if projector else None
 
     def warm_up(self, load: Load) -> None:
         WarmUp(self.target, self.committer, self.projection).run(load)
 
     def prefill(self, parts: Sequence[tuple[SequenceState, int]]) -> None:
-        rows = [_prompt_row(sequence, length) for sequence, length in parts]
-        outputs = self.target.run(self._inputs(rows))
-        paths = [range(row.tree.num_nodes) for row in rows]
-        self._commit([(i, s, path) for i, ((s, _), path) in enumerate(zip(parts, paths, strict=True))], outputs)
-        for i, ((sequence, _), path) in enumerate(zip(parts, paths, strict=True)):
-            self.note_prefilled(sequence, outputs.hidden[i, : len(path)])
+        outputs = self.target.run(self.build_inputs([_prompt_chain(*part) for part in parts]))
+        self._commit([(i, sequence, range(length)) for i, (sequence, length) in enumerate(parts)], outputs)
+        for i, (sequence, length) in enumerate(parts):
+            self.note_prefilled(sequence, outputs.hidden[i, :length])
 
     def build_inputs(self, batch: Sequence[SequenceTree]) -> StepInputs:
-        return self._inputs(StepRow(tree, s.base_length, s.slots, s.state_slot) for s, tree in batch)
+        rows = [StepRow(tree, s.base_length, s.slots, s.state_slot) for s, tree in batch]
+        return build_step_inputs(rows, kernel_size=self.target.spec.conv_kernel_size)
 
     def verify(self, batch: Sequence[SequenceTree], inputs: StepInputs) -> Verified:
         outputs = self.target.run(inputs, with_features=any(_needs_features(s) for s, _ in batch))
@@ -63,9 +62,6 @@ class PassRunner(StepRunner[StepInputs, Verified]):
         rows = enumerate(zip(batch, walks, strict=True))
         parts = [(i, entry.sequence, walk.accepted.path) for i, (entry, walk) in rows if walk.goes_on]
         self._commit(parts, verified.outputs)
-
-    def _inputs(self, rows: Iterable[StepRow]) -> StepInputs:
-        return build_step_inputs(list(rows), kernel_size=self.target.spec.conv_kernel_size, scratch_slot=SCRATCH_SLOT)
 
     def _commit(self, parts: Sequence[tuple[int, SequenceState, Sequence[int]]], outputs: PassOutputs) -> None:
         """Commits each sequence's path in its row of the pass."""
@@ -88,10 +84,10 @@ class PassRunner(StepRunner[StepInputs, Verified]):
         return dict(zip(paths, rows, strict=True))
 
 
-def _prompt_row(sequence: SequenceState, length: int) -> StepRow:
+def _prompt_chain(sequence: SequenceState, length: int) -> SequenceTree:
     base = sequence.base_length
     part = sequence.request.prompt_token_ids[base : base + length]
-    return StepRow(DraftTree.chain(part[0], part[1:]), base, sequence.slots, sequence.state_slot)
+    return SequenceTree(sequence, DraftTree.chain(part[0], part[1:]))
 
 
 def _needs_features(sequence: SequenceState) -> bool:

@@ -12,11 +12,9 @@ from draftwood.tree import DraftTree
 from verify_service.cache.pages import SCRATCH_SLOT
 from verify_service.cache.pools import reset_slot
 from verify_service.core.sequence import PREFILL_CHUNK
-from verify_service.cpu.commit import Committer
-from verify_service.cpu.step_inputs import StepInputs, StepRow, build_step_inputs
+from verify_service.cpu.commit import Committer, RowProjection
+from verify_service.cpu.step_inputs import StepInputs, StepRow, build_step_inputs, padded
 from verify_service.cpu.target import TreeTarget
-from verify_service.model.features import RowProjection
-from verify_service.model.shapes import padded
 from verify_service.step.runner import Load
 
 log = logging.getLogger(__name__)
@@ -34,9 +32,8 @@ class WarmUp:
     @torch.inference_mode()
     def run(self, load: Load) -> None:
         """Passes of one and of several sequences, of lone roots and of trees."""
-        verb = "warming up"
+        verb = "compiling" if self.target.is_compiled else "warming up"
         if self.target.is_compiled:
-            verb = "compiling"
             log.info(
                 "compiling steps: three to five minutes on two cores at the first start, half a minute to a minute "
                 "from the cache in ~/.cache/draftwood later"
@@ -82,8 +79,7 @@ class WarmUp:
     def _inputs(self, b: int, nodes: int) -> StepInputs:
         """Chains behind one token."""
         row = StepRow(DraftTree.chain(0, [0] * (nodes - 1)), 1, np.array([SCRATCH_SLOT]), 0)
-        kernel_size = self.target.spec.conv_kernel_size
-        return build_step_inputs([row] * b, kernel_size=kernel_size, scratch_slot=SCRATCH_SLOT)
+        return build_step_inputs([row] * b, kernel_size=self.target.spec.conv_kernel_size)
 
 
 def shapes_by_rows(max_batch: int, max_rows: int) -> dict[int, tuple[int, int]]:

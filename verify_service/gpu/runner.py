@@ -24,7 +24,7 @@ from verify_service.core.accept import Accepted
 from verify_service.core.sequence import SequenceState
 from verify_service.gpu.buffers import StepBuffers
 from verify_service.gpu.host_inputs import HostInputs, write_tree
-from verify_service.gpu.memory import NODES, PROMPT_NODES, drawn_nodes, node_bucket, passed_nodes
+from verify_service.gpu.memory import NODES, PROMPT_NODES, PassLimits, node_bucket
 from verify_service.gpu.row_table import RowTable
 from verify_service.gpu.step_graphs import StepGraphs
 from verify_service.gpu.target import GraphTarget
@@ -56,27 +56,18 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
         target: GraphTarget,
         projector: FeatureProjector | None,
         capture: Graphs,
-        *,
-        max_batch: int,
-        max_nodes: int,
-        max_context: int,
-        prefill_tokens: int,
+        limits: PassLimits,
     ) -> None:
-        """`max_nodes` of the largest tree that a request may ask for; `prefill_tokens` of one pass over prompts."""
         super().__init__(target)
-        self.target, self.projector, self.capture = target, projector, capture
-        self.max_batch, self.max_nodes = max_batch, node_bucket(max_nodes)
+        self.target, self.projector, self.capture, self.limits = target, projector, capture, limits
         # In float32 the products of longer chains want more shared memory than there is.
         self.prefill_chunk = PROMPT_NODES[-1] if target.dtype.itemsize == 2 else PROMPT_NODES[-2]
-        num_nodes = passed_nodes(max_batch, max_nodes, prefill_tokens)
         spec, dtype, device = target.spec, target.dtype, target.device
-        self.arena = Arena(spec, num_nodes, dtype=dtype, device=device)
-        self.hidden = torch.zeros(num_nodes, spec.hidden_size, dtype=dtype, device=device)
-        num_drawn = drawn_nodes(max_batch, max_nodes)
-        self.logits = torch.zeros(num_drawn, spec.vocab_size, dtype=dtype, device=device)
-        num_pages = -(-max_context // target.page_size)
-        self.rows = RowTable(bucket(max_batch), num_pages, target.device)
-        self._prompt_rows = RowTable(bucket(max_batch), num_pages, target.device)
+        self.arena = Arena(spec, limits.passed_nodes, dtype=dtype, device=device)
+        self.hidden = torch.zeros(limits.passed_nodes, spec.hidden_size, dtype=dtype, device=device)
+        self.logits = torch.zeros(limits.drawn_nodes, spec.vocab_size, dtype=dtype, device=device)
+        num_rows, num_pages = bucket(limits.max_batch), -(-target.max_context // target.page_size)
+        self.rows, self._prompt_rows = (RowTable(num_rows, num_pages, device) for _ in range(2))
         self._graphs: dict[tuple[str, int, int], StepGraphs] = {}
         self._inputs: dict[StepGraphs, HostInputs] = {}  # the host's part of their steps
         self._arrived = torch.cuda.Event() if target.device.type == "cuda" else None
@@ -96,14 +87,10 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
     @torch.inference_mode()
     def warm_up(self, load: Load) -> None:
         """Runs every graph over spare rows; those of trees only where trees may come."""
-        batches = [1 << i for i in range(bucket(self.max_batch).bit_length())]
         started = time.perf_counter()
-        shapes = [
-            (b, n)
-            for b in reversed(batches)
-            for n in reversed(NODES)
-            if n <= (self.max_nodes if load.max_tree_budget else 1)
-        ]
+        batches = [1 << i for i in range(bucket(self.limits.max_batch).bit_length())]
+        max_nodes = node_bucket(self.limits.max_nodes) if load.max_tree_budget else 1
+        shapes = [(b, n) for b in reversed(batches) for n in reversed(NODES) if n <= max_nodes]
         for number, (b, n) in enumerate(shapes, start=1):
             log.info("preparing step %d of %d: %d rows of %d nodes", number, len(shapes), b, n)
             graphs = self.graphs_of("step", b, n)

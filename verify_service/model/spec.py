@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
 from draftwood.errors import UnsupportedModelError
 from verify_service.core.target_spec import ATTENTION, GDN, MAMBA2, OTHER, SHORT_CONV, RecurrentShape, TargetSpec
-from verify_service.model.unsupported import first_mixer
 
 UNLIMITED_POSITIONS = 1 << 20
-
-
 # Transformers' model types whose mixers have an adapter, and the class that holds the text model.
 SUPPORTED = {
     "llama": "LlamaForCausalLM",
@@ -65,7 +66,7 @@ def read_spec(config: Any, stop_token_ids: tuple[int, ...], *, allow_unsafe: boo
     model_type = config.model_type
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
     if model_type not in SUPPORTED and not allow_unsafe:
-        mixer = first_mixer(config)
+        mixer = _first_mixer(config)
         raise UnsupportedModelError(
             f"model_type {model_type!r} has no adapter{f' for {mixer}' if mixer else ''} "
             f"(supported: {', '.join(sorted(SUPPORTED))})",
@@ -103,6 +104,28 @@ def read_spec(config: Any, stop_token_ids: tuple[int, ...], *, allow_unsafe: boo
         logit_factor=_logit_factor(config),
         logit_cap=getattr(config, "final_logit_softcapping", None),
     )
+
+
+def _first_mixer(config: Any) -> str:
+    """Path and class of the first token mixer that is not attention, else of the first; empty where there is none."""
+    try:
+        with torch.device("meta"):
+            model: nn.Module = AutoModelForCausalLM.from_config(config)
+    except Exception:
+        return ""
+    lists = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)]
+    layers = [(name, part) for name, part in lists if len(part) == config.num_hidden_layers]
+    if not layers:
+        return ""
+    prefix, stack = layers[0]
+    mixers = [
+        f"{prefix}.{i}.{name} ({type(part).__name__})"
+        for i, layer in enumerate(stack)
+        for name, part in layer.named_children()
+        if not any(word in name for word in ("norm", "ln", "mlp", "feed_forward", "ff"))
+        and any(True for _ in part.parameters())
+    ]
+    return next((mixer for mixer in mixers if "Attention" not in mixer), mixers[0] if mixers else "")
 
 
 def _logit_factor(config: Any) -> float:
