@@ -22,10 +22,8 @@ from draftwood.tree import DraftTree
 from verify_service.cache.commit_inputs import Arena
 from verify_service.core.accept import Accepted
 from verify_service.core.sequence import SequenceState
-from verify_service.gpu.buffers import StepBuffers
-from verify_service.gpu.host_inputs import HostInputs, write_tree
+from verify_service.gpu.buffers import RowTable, StepBuffers
 from verify_service.gpu.memory import NODES, PROMPT_NODES, PassLimits, node_bucket
-from verify_service.gpu.row_table import RowTable
 from verify_service.gpu.step_graphs import StepGraphs
 from verify_service.gpu.target import GraphTarget
 from verify_service.kernels.arguments import FINISHES, MAX_STOP_IDS, NO_DRAW
@@ -69,7 +67,6 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
         num_rows, num_pages = bucket(limits.max_batch), -(-target.max_context // target.page_size)
         self.rows, self._prompt_rows = (RowTable(num_rows, num_pages, device) for _ in range(2))
         self._graphs: dict[tuple[str, int, int], StepGraphs] = {}
-        self._inputs: dict[StepGraphs, HostInputs] = {}  # the host's part of their steps
         self._arrived = torch.cuda.Event() if target.device.type == "cuda" else None
 
     def graphs_of(self, kind: str, b: int, n: int) -> StepGraphs:
@@ -121,7 +118,7 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
             for row, (sequence, length) in zip(rows, group, strict=True):
                 base = sequence.base_length
                 part = sequence.request.prompt_token_ids[base : base + length]
-                write_tree(buffers, row, base, part, range(-1, length - 1))
+                buffers.write_tree(row, base, part, range(-1, length - 1))
                 buffers.inputs.host["state_slots"][row] = sequence.state_slot
                 result["path_length"][row] = length
             graphs.prefill()
@@ -138,10 +135,8 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
         b, n = bucket(len(batch)), node_bucket(max(tree.num_nodes for _, tree in batch))
         graphs = self.graphs_of("step", b, n)
         rows = self.rows.place([sequence for sequence, _ in batch])
-        inputs = self._inputs.get(graphs)
-        if inputs is None:
-            inputs = self._inputs[graphs] = HostInputs(graphs.buffers)
-        return StepPass(graphs, rows, inputs.write(rows, batch), [_needs_host(entry) for entry in batch])
+        has_filters = graphs.buffers.write_step(rows, batch)
+        return StepPass(graphs, rows, has_filters, [_needs_host(entry) for entry in batch])
 
     def verify(self, batch: Sequence[SequenceTree], inputs: StepPass) -> StepPass:
         """Where no row needs the host, the same graph draws, walks and commits."""

@@ -11,8 +11,7 @@ from draftwood.device.compilation import mark_varying
 from draftwood.device.layers import RMSNorm
 from verify_service.cache.layer_views import LayerArguments, layer_arguments
 from verify_service.gpu.buffers import StepBuffers
-from verify_service.gpu.fused_pre_norm import PreNormRows, can_fuse, run_rows
-from verify_service.gpu.layers import ATTENTION_NAME, prepare_layer
+from verify_service.gpu.layers import ATTENTION_NAME, PreNormRows, can_fuse, prepare_layer, run_rows
 from verify_service.gpu.operators import Pass, running
 from verify_service.kernels.kernel_set import KernelSet
 from verify_service.model.rope import angles

@@ -13,6 +13,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 from transformers.utils.quantization_config import Mxfp4Config
 
@@ -45,7 +46,9 @@ def read_target(directory: Path, *, allow_unsafe: bool = False) -> tuple[Any, Ta
 
 def model_class(spec: TargetSpec) -> Any:
     """Transformers' class of the causal language model."""
-    return getattr(transformers, SUPPORTED.get(spec.model_type, "AutoModelForCausalLM"))
+    is_known = spec.model_type in SUPPORTED
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[spec.model_type] if is_known else "AutoModelForCausalLM"
+    return getattr(transformers, name)
 
 
 def load_target(

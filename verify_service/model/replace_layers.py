@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from draftwood.device.layers import GatedMLP, RMSNorm, packed
 from draftwood.errors import UnsupportedModelError
@@ -25,6 +25,14 @@ CENTRED_NORMS = frozenset(f"{family}RMSNorm" for family in _CENTRED)
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 # Classes of recurrent mixers in transformers.
 _MIXERS = {GDN: gated_delta_net.MIXERS, MAMBA2: mamba2.MIXERS, SHORT_CONV: short_convolution.MIXERS}
+
+# Layers of the usual form, mixer and feed-forward each behind a norm and each added to the residual stream: the names of
+# both norms and of the feed-forward, and those of mixers.
+_USUAL = ("input_layernorm", "post_attention_layernorm", "mlp")
+_FAMILIES = ("Llama", "Qwen2", "Qwen3", "Mistral", "Qwen3_5", "Qwen3Next")
+_NAMES: dict[str, tuple[str, str, str]] = {f"{family}DecoderLayer": _USUAL for family in _FAMILIES}
+_NAMES["Lfm2DecoderLayer"] = ("operator_norm", "ffn_norm", "feed_forward")
+_MIXER_NAMES = ("self_attn", "linear_attn", "conv")
 
 Adapters = Mapping[str, Callable[[Any], nn.Module]]  # by kind of mixer: what takes its place, made from it
 
@@ -100,3 +108,35 @@ def _pack_linears(parent: nn.Module) -> None:
     for name, child in list(parent.named_children()):
         if isinstance(child, nn.Linear):
             setattr(parent, name, packed(child))
+
+
+def is_pre_norm(layer: nn.Module) -> bool:
+    """Whether transformers' layer has the usual form and nothing besides."""
+    return type(layer).__name__ in _NAMES
+
+
+def with_arguments(layer: nn.Module) -> nn.Module:
+    """The layer in a form that passes on what a step has for its mixer: LFM2's own does not do so in every version of
+    transformers."""
+    return PreNormLayer(layer) if type(layer).__name__ == "Lfm2DecoderLayer" else layer
+
+
+class PreNormLayer(nn.Module):
+    """A layer of the usual form, of the parts that it has by now."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        first, second, feed_forward = _NAMES[type(layer).__name__]
+        self.mixer: nn.Module = next(getattr(layer, name) for name in _MIXER_NAMES if hasattr(layer, name))
+        self.mixer_norm: nn.Module = getattr(layer, first)
+        self.feed_forward_norm: nn.Module = getattr(layer, second)
+        self.feed_forward: nn.Module = getattr(layer, feed_forward)
+
+    def mix(self, normed: Tensor, **arguments: Any) -> Tensor:
+        """The mixer's output."""
+        out = self.mixer(hidden_states=normed, **arguments)
+        return out[0] if isinstance(out, tuple) else out
+
+    def forward(self, hidden: Tensor, **arguments: Any) -> Tensor:  # [B, N, H]
+        hidden = hidden + self.mix(self.mixer_norm(hidden), **arguments)
+        return hidden + self.feed_forward(self.feed_forward_norm(hidden))

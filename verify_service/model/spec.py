@@ -12,48 +12,17 @@ from draftwood.errors import UnsupportedModelError
 from verify_service.core.target_spec import ATTENTION, GDN, MAMBA2, OTHER, SHORT_CONV, RecurrentShape, TargetSpec
 
 UNLIMITED_POSITIONS = 1 << 20
-# Transformers' model types whose mixers have an adapter, and the class that holds the text model.
-SUPPORTED = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "cohere2": "Cohere2ForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "glm4": "Glm4ForCausalLM",
-    "nemotron_h": "NemotronHForCausalLM",
-    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
-    "falcon_h1": "FalconH1ForCausalLM",
-    "bamba": "BambaForCausalLM",
-    "mamba2": "Mamba2ForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
-}
-# Their recurrent mixers.
+# Transformers' model types whose mixers have an adapter: with attention alone, and with recurrent mixers.
+_ATTENTION_ALONE = (
+    "llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "mixtral", "gpt_oss", "gemma2", "gemma3_text", "gemma", "phi3",
+    "olmo2", "olmo3", "granite", "smollm3", "cohere2", "exaone4", "glm4",
+)  # fmt: skip
 _RECURRENT = {
-    "qwen3_next": GDN,
-    "qwen3_5_text": GDN,
-    "qwen3_5_moe_text": GDN,
-    "nemotron_h": MAMBA2,
-    "granitemoehybrid": MAMBA2,
-    "falcon_h1": MAMBA2,
-    "bamba": MAMBA2,
-    "mamba2": MAMBA2,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), GDN),
+    **dict.fromkeys(("nemotron_h", "granitemoehybrid", "falcon_h1", "bamba", "mamba2"), MAMBA2),
     "lfm2": SHORT_CONV,
 }
+SUPPORTED = frozenset((*_ATTENTION_ALONE, *_RECURRENT))
 
 
 def text_config(config: Any) -> Any:
@@ -137,13 +106,10 @@ def _logit_factor(config: Any) -> float:
 def _mixers_by_layer_type(model_type: str) -> dict[str, tuple[str, ...]]:
     """What transformers' names of layer types mean in a model of this type."""
     types: dict[str, tuple[str, ...]] = {"full_attention": (ATTENTION,), "sliding_attention": (ATTENTION,)}
-    kind = _RECURRENT.get(model_type)
-    if kind == SHORT_CONV:
-        types["conv"] = (kind,)
-    elif kind is not None:
-        types["linear_attention"] = (kind,)
-    if model_type == "falcon_h1":
-        types["hybrid"] = (kind, ATTENTION) if kind else ()
+    if kind := _RECURRENT.get(model_type):
+        types["conv" if kind == SHORT_CONV else "linear_attention"] = (kind,)
+        if model_type == "falcon_h1":
+            types["hybrid"] = (kind, ATTENTION)
     if model_type == "nemotron_h":
         types |= {"mlp": (), "moe": ()}
     return types

@@ -14,8 +14,7 @@ from draftwood.device.layers import packed
 from verify_service.cache.pools import Pools
 from verify_service.core.target_spec import TargetSpec
 from verify_service.model.layer_groups import LayerGroups, kind_of
-from verify_service.model.pre_norm import with_arguments
-from verify_service.model.replace_layers import replaced_norm
+from verify_service.model.replace_layers import replaced_norm, with_arguments
 from verify_service.model.rope import MAX_DEPTH_MARGIN, RopeTables
 
 _FINAL_NORMS = ("norm", "norm_f", "final_layernorm", "embedding_norm")  # in models of different families
