@@ -91,13 +91,8 @@ def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
     parts = TargetParts(model, spec, pools, layer_ids, max_context, config.compile)
     runner = _runner(config, parts, projector, kernels)
     runner.debug_steps = config.debug_metrics
-    scheduler = Scheduler(
-        pages,
-        slots,
-        max_batch=config.max_batch,
-        max_queue=config.max_queue,
-        prefill_chunk=runner.prefill_chunk,
-    )
+    batch, queue = config.max_batch, config.max_queue
+    scheduler = Scheduler(pages, slots, max_batch=batch, max_queue=queue, prefill_chunk=runner.prefill_chunk)
     facts = TargetFacts(
         spec,
         model_id(config.target, directory),
@@ -175,13 +170,11 @@ def _check_memory(config: VerifyConfig, max_context: int, pools: Pools) -> None:
 def _defaults(
     config: VerifyConfig, spec: TargetSpec, max_context: int, device: torch.device, *, is_drafted: bool
 ) -> Defaults:
-    budget = config.tree_budget or min(
-        CPU_TREE_BUDGET if device.type == "cpu" else GPU_TREE_BUDGET, config.max_tree_budget
-    )
+    usual = CPU_TREE_BUDGET if device.type == "cpu" else GPU_TREE_BUDGET
     return Defaults(
         limits=Limits(spec.vocab_size, max_context, config.max_tree_budget, 64),
         algorithm=config.algorithm if is_drafted else "none",
-        tree_budget=budget,
+        tree_budget=config.tree_budget or min(usual, config.max_tree_budget),
         width_cap=config.tree_width_cap,
         spine=config.tree_spine,
         shadow_linear=config.shadow_linear,

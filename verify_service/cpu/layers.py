@@ -32,7 +32,7 @@ ATTENTION_NAME = "draftwood_tree"
 def attend(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionView, step: StepInputs, *, scaling: float, **settings: Any
 ) -> Tensor:
-    """As model.attention.TreeAttention says."""
+    """As model.attention says."""
     prefix = (view.key_pool, view.value_pool, step.prefix_slots, step.prefix_bias)
     out = attention_over_tree(query, key, value, *prefix, step.ancestor_bias, step.positions, scaling, **settings)
     view.keys.copy_(key.transpose(1, 2))

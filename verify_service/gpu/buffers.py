@@ -35,21 +35,17 @@ class StepBuffers:
         max_path: int,
     ) -> None:
         self.b, self.n, self.max_path = b, n, max_path
-        device, i32, f32 = page_table.device, torch.int32, torch.float32
+        device, i32 = page_table.device, torch.int32
+        numbers = ("num_nodes", "base_lengths", "state_slots", "remaining", "top_k")
         self.inputs = PinnedStaging(
             {
                 "input_ids": ((b, n), torch.int64),
-                "seeds": ((b,), torch.int64),
                 "parents": ((b, n), i32),
-                "num_nodes": ((b,), i32),
-                "base_lengths": ((b,), i32),
-                "state_slots": ((b,), i32),
-                "remaining": ((b,), i32),
-                "top_k": ((b,), i32),
                 "stop_ids": ((b, MAX_STOP_IDS), i32),
-                "temperature": ((b,), f32),
-                "top_p": ((b,), torch.float64),
-                "min_p": ((b,), torch.float64),
+                "seeds": ((b,), torch.int64),
+                **dict.fromkeys(numbers, ((b,), i32)),
+                "temperature": ((b,), torch.float32),
+                **dict.fromkeys(("top_p", "min_p"), ((b,), torch.float64)),
             },
             device,
         )
@@ -60,10 +56,7 @@ class StepBuffers:
             return torch.zeros(size, dtype=dtype, device=device)
 
         self.tree = TreeMetadata(
-            parents=of["parents"],
-            num_nodes=of["num_nodes"],
-            base_lengths=of["base_lengths"],
-            state_slots=of["state_slots"],
+            **{name: of[name] for name in ("parents", "num_nodes", "base_lengths", "state_slots")},
             page_table=page_table[:b],
             positions=new(b, n, dtype=torch.int64),
             ancestors=new(b, n, words, dtype=torch.int64),

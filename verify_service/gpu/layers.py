@@ -36,7 +36,7 @@ ATTENTION_NAME = "draftwood_rows"
 def attend(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionView, step: None, *, scaling: float, **settings: Any
 ) -> Tensor:
-    """As model.attention.TreeAttention says, of B = 1 and N = M rows; what the pass has is the operators' own."""
+    """As model.attention says, of B = 1 and N = M rows; what the pass has is the operators' own."""
     del step
     q, k, v = (t.transpose(1, 2)[0] for t in (query, key, value))
     view.keys.copy_(k)
@@ -62,7 +62,7 @@ class SharedProjection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.product is not None:
-            self.parts.extend(self.product(x).split(self.sizes, -1))
+            self.parts[:] = self.product(x).split(self.sizes, -1)
         return self.parts.pop(0)
 
 

@@ -50,11 +50,7 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
     """All methods are called on the engine's thread; the warm-up before that, on another."""
 
     def __init__(
-        self,
-        target: GraphTarget,
-        projector: FeatureProjector | None,
-        capture: Graphs,
-        limits: PassLimits,
+        self, target: GraphTarget, projector: FeatureProjector | None, capture: Graphs, limits: PassLimits
     ) -> None:
         super().__init__(target)
         self.target, self.projector, self.capture, self.limits = target, projector, capture, limits
@@ -169,8 +165,7 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
     def _host_walk(self, graphs: StepGraphs, row: int, entry: SequenceTree) -> Walk:
         """The walk by the host's own draws, written down for the commit."""
         walk = self.walk(entry, graphs.logits[row])
-        limit = graphs.buffers.max_path
-        accepted = walk.accepted
+        limit, accepted = graphs.buffers.max_path, walk.accepted
         if len(accepted.path) > limit:
             accepted = Accepted(accepted.path[:limit], accepted.tokens[:limit], None)
             walk = Walk(walk.tree, accepted, walk.log_probs[:limit], walk.shadow_path)

@@ -24,11 +24,10 @@ class StepGraphs:
         self,
         target: GraphTarget,
         buffers: StepBuffers,
-        logits: Tensor,
+        logits: Tensor,  # [B N, vocab_size] where the pass leaves them
         projector: FeatureProjector | None,
         graphs: Graphs,
     ) -> None:
-        """`logits` [B N, vocabulary] is where the pass leaves them."""
         self.target, self.buffers, self.projector, self.graphs = target, buffers, projector, graphs
         self.logits = logits.view(buffers.b, buffers.n, -1)
         m, width = buffers.b * buffers.n, len(target.target_layer_ids) * target.spec.hidden_size
@@ -87,7 +86,7 @@ class StepGraphs:
     def _draw(self, has_filters: bool) -> None:
         self._pass()
         buffers, kernels = self.buffers, self.target.kernels
-        hidden = buffers.hidden.view(-1, self.target.spec.hidden_size)
+        hidden = buffers.hidden.flatten(0, 1)
         self.target.logits_into(hidden, self.logits.view(hidden.shape[0], -1))
         kernels.sample(self.logits, buffers.tree, buffers.draws, buffers.drawn, has_filters=has_filters)
         kernels.accept_walk(buffers.input_ids, buffers.tree, buffers.drawn, buffers.draws, buffers.outcome)
@@ -115,5 +114,4 @@ class StepGraphs:
         along = torch.arange(outcome.path.shape[1], device=outcome.path.device)
         at = s.base_lengths[:, None].long() + along
         page = s.page_table.long().gather(1, (at // size).clamp(max=s.page_table.shape[1] - 1))
-        slots = torch.where(along < outcome.path_length[:, None], page * size + at % size, 0)
-        return slots.view(-1)
+        return torch.where(along < outcome.path_length[:, None], page * size + at % size, 0).view(-1)

@@ -44,8 +44,8 @@ class GraphTarget(TargetModel):
         hidden = self.embedded(buffers.input_ids.view(1, m))
         rope = self.rope.at(trees.positions.view(1, m))
         arguments = layer_arguments(self.spec, buffers.commit_inputs.rows(), self.pools)
+        run = self._run_fused if self.is_fused else self._run
         with running(Pass(self.kernels, trees, self.page_size)):
-            run = self._run_fused if self.is_fused else self._run
             after = run((nothing, hidden), rope, arguments, buffers.hidden.view(1, m, -1))
         return [after[i] for i in self.target_layer_ids]
 

@@ -40,8 +40,7 @@ def load_projector(
 ) -> FeatureProjector:
     """Reads fc and hidden_norm, and only these, from a draft checkpoint. Raises where they do not fit the target."""
     config = read_config(directory)
-    nested = config.get("dflash_config") or {}
-    ids = nested.get("target_layer_ids", config.get("target_layer_ids"))
+    ids = (config.get("dflash_config") or {}).get("target_layer_ids", config.get("target_layer_ids"))
     if ids is None:
         ids = default_target_layer_ids(config["num_hidden_layers"], spec.num_layers)
     ids = tuple(int(i) for i in ids)
@@ -66,10 +65,5 @@ def load_projector(
         )
     if norm.shape != (fc.shape[0],):
         raise UnsupportedModelError(f"hidden_norm.weight has shape {list(norm.shape)}", field="hidden_norm.weight")
-    return FeatureProjector(
-        target_layer_ids=ids,
-        hidden_size=fc.shape[0],
-        checksum=checksum,
-        fc=PackedLinear(fc.to(dtype=dtype, device=device)),
-        hidden_norm=RMSNorm(norm.to(device), float(config.get("rms_norm_eps", 1e-6))),
-    )
+    hidden_norm = RMSNorm(norm.to(device), float(config.get("rms_norm_eps", 1e-6)))
+    return FeatureProjector(ids, fc.shape[0], checksum, PackedLinear(fc.to(dtype=dtype, device=device)), hidden_norm)
