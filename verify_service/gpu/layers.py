@@ -91,12 +91,11 @@ class NormedAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         projected = self.qkv(hidden_states)[0]  # [M, q | k | v]
         cos, sin = position_embeddings
+        norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        step = self.head_dim * (2 if self.is_gated else 1)  # from head to head of q
+        rows = (attention.keys, attention.values, attention.key_pool, attention.value_pool)
         out = operators.normed_attention(
-            *(projected, cos[0], sin[0]),
-            *(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps),
-            self.head_dim * (2 if self.is_gated else 1),
-            *(attention.keys, attention.values, attention.key_pool, attention.value_pool),
-            *(self.scaling, self.sliding_window),
+            projected, cos[0], sin[0], *norms, step, *rows, self.scaling, self.sliding_window
         )
         if self.is_gated:
             gate = projected[:, : self.q_size].unflatten(-1, (-1, 2, self.head_dim))[:, :, 1]
@@ -109,14 +108,10 @@ class GatedDeltaNetRows(GatedDeltaNet):
 
     def forward(self, hidden_states: Tensor, *, recurrent: RecurrentView, **_: Any) -> Tensor:
         projected = self.in_proj(hidden_states)  # [1, M, q | k | v | z | b | a]
-        out = operators.gated_delta_net(
-            projected[0],
-            self.norm_weight,
-            self.eps,
-            *(recurrent.windows, recurrent.states),
-            *(self.conv_weight, self.decay, self.dt_bias),
-            *recurrent.written(),
-        )
+        state = (recurrent.windows, recurrent.states)
+        weights = (self.conv_weight, self.decay, self.dt_bias)
+        written = recurrent.written()
+        out = operators.gated_delta_net(projected[0], self.norm_weight, self.eps, *state, *weights, *written)
         return self.out_proj(out[None].flatten(-2))
 
 
@@ -125,14 +120,10 @@ class Mamba2Rows(Mamba2):
 
     def forward(self, hidden_states: Tensor, *, recurrent: RecurrentView, **_: Any) -> Tensor:
         gate, xbc, dt = self.projected(hidden_states)
-        out = operators.mamba2(
-            xbc[0],
-            dt[0],
-            *(recurrent.windows, recurrent.states),
-            *(self.conv_weight, self.conv_bias, self.decay, self.dt_bias, self.skip[:, 0]),
-            *self.limits,
-            *(recurrent.inputs, recurrent.conv, recurrent.g, recurrent.beta),
-        )
+        state = (recurrent.windows, recurrent.states)
+        weights = (self.conv_weight, self.conv_bias, self.decay, self.dt_bias, self.skip[:, 0])
+        written = (recurrent.inputs, recurrent.conv, recurrent.g, recurrent.beta)
+        out = operators.mamba2(xbc[0], dt[0], *state, *weights, *self.limits, *written)
         return self.output(out[None].flatten(-2), gate, hidden_states.dtype)
 
 
