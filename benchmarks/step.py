@@ -23,17 +23,19 @@ from torch import Tensor
 
 from draftwood.device.graphs import Graphs
 from draftwood.device.layers import PackedLinear
-from verify_service.cache.pages import PageAllocator
+from verify_service.cache.pages import PageAllocator, SlotAllocator
 from verify_service.cache.pools import allocate_pools
 from verify_service.core.request import Request
 from verify_service.core.sequence import SequenceState
 from verify_service.draft.coordinator import DraftCoordinator
+from verify_service.gpu.memory import PassLimits
 from verify_service.gpu.runner import GraphRunner
 from verify_service.gpu.step_graphs import StepGraphs
 from verify_service.gpu.target import GraphTarget
 from verify_service.kernels.triton.kernel_set import TritonKernels
 from verify_service.model.features import load_projector
 from verify_service.model.loading import load_target
+from verify_service.model.target import TargetParts
 
 DEVICE = torch.device("cuda")
 PAGE_SIZE = 64
@@ -130,37 +132,15 @@ def build(shape: Path, draft: Path | None, dtype: torch.dtype, *, batch: int, no
     device = DEVICE
     model, spec = load_target(shape, dtype, device, random_weights=True)
     projector = load_projector(draft, spec, dtype, device, random_weights=True) if draft else None
-    num_slots = (batch * (-(-(context + MARGIN) // PAGE_SIZE)) + 1) * PAGE_SIZE
-    pools = allocate_pools(
-        spec,
-        num_slots=num_slots,
-        num_states=batch + 1,
-        feature_size=projector.hidden_size if projector else 0,
-        dtype=dtype,
-        device=device,
-    )
+    pages = PageAllocator(batch * (-(-(context + MARGIN) // PAGE_SIZE)), PAGE_SIZE)
+    feature_size = projector.hidden_size if projector else 0
+    pools = allocate_pools(spec, pages, SlotAllocator(batch), feature_size, dtype, device)
     for tensor in (pools.keys, pools.values, pools.states, pools.windows):
         tensor.normal_(0.0, 0.3)
-    target = GraphTarget(
-        model,
-        spec,
-        pools,
-        TritonKernels(),
-        target_layer_ids=projector.target_layer_ids if projector else (),
-        max_context=context + MARGIN,
-        page_size=PAGE_SIZE,
-        compile_steps=True,
-    )
-    runner = GraphRunner(
-        target,
-        projector,
-        Graphs(device, enabled=True),
-        max_batch=batch,
-        max_nodes=nodes,
-        max_context=context + MARGIN,
-        prefill_tokens=256,
-    )
-    return runner
+    layer_ids = projector.target_layer_ids if projector else ()
+    parts = TargetParts(model, spec, pools, layer_ids, context + MARGIN, compile_steps=True)
+    target = GraphTarget(parts, TritonKernels(), PAGE_SIZE)
+    return GraphRunner(target, projector, Graphs(device, enabled=True), PassLimits(batch, nodes, prefill_tokens=256))
 
 
 def measure(runner: GraphRunner, batches: list[int], nodes: list[int], context: int) -> Iterator[Row]:

@@ -80,6 +80,15 @@ def read_config(directory: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", config)
 
 
+def default_target_layer_ids(num_draft_layers: int, num_target_layers: int) -> tuple[int, ...]:
+    """Target layers that a DFlash checkpoint reads where it does not say: the middle one for one draft layer, else
+    evenly from layer 1 to the third last."""
+    if num_draft_layers == 1:
+        return (num_target_layers // 2,)
+    span = num_target_layers - 4
+    return tuple(round(1 + i * span / (num_draft_layers - 1)) for i in range(num_draft_layers))
+
+
 def tokenizer_hash(directory: Path) -> str:
     """SHA-256 of tokenizer.json, hexadecimal; empty where there is none."""
     path = directory / "tokenizer.json"

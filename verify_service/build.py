@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,25 +14,25 @@ from draftwood.device.placement import has_triton, pick_device, pick_dtype, use_
 from draftwood.errors import ConfigError
 from draftwood.memory import physical_memory_bytes
 from draftwood.security.security import Security
-from draftwood.v1 import verify_pb2
-from verify_service.api.codec import Defaults
+from verify_service.api.codec import Defaults, TargetFacts
 from verify_service.cache.pages import PageAllocator, SlotAllocator
 from verify_service.cache.pools import Pools, allocate_pools
 from verify_service.core.request import Limits
 from verify_service.core.target_spec import TargetSpec
-from verify_service.cpu.commit import Committer
 from verify_service.cpu.runner import PassRunner
 from verify_service.cpu.target import TreeTarget
 from verify_service.draft.client import DraftClient, Expected
 from verify_service.draft.coordinator import DraftCoordinator
 from verify_service.engine.engine import Engine
 from verify_service.engine.scheduler import Scheduler
+from verify_service.gpu.memory import PassLimits
 from verify_service.gpu.runner import GraphRunner
 from verify_service.gpu.target import GraphTarget
 from verify_service.kernels.kernel_set import KernelSet
 from verify_service.kernels.reference.kernel_set import PLAIN
-from verify_service.model.features import FeatureProjector, RowProjection, load_projector
+from verify_service.model.features import FeatureProjector, load_projector
 from verify_service.model.loading import load_target
+from verify_service.model.target import TargetParts
 from verify_service.step.runner import AnyRunner, Load
 
 log = logging.getLogger(__name__)
@@ -52,7 +49,7 @@ class Service:
     engine: Engine
     client: DraftClient | None
     defaults: Defaults
-    model: verify_pb2.TargetModel
+    facts: TargetFacts
     security: Security
     description: str
 
@@ -78,36 +75,38 @@ def build(config: VerifyConfig, *, kernels: KernelSet | None = None) -> Service:
     directory = resolve(config.target, setting="target")
     unsafe, random_weights = config.allow_hybrid_unsafe, config.random_weights
     model, spec = load_target(directory, dtype, device, allow_unsafe=unsafe, random_weights=random_weights)
-    texts = tokenizer_directory(directory, random_weights=random_weights)
     max_context = longest_context(config, spec)
-    projector = _projector(config, spec, dtype, device)
+    projector = None
+    if config.draft != "none":
+        draft = resolve(config.draft, setting="draft")
+        projector = load_projector(draft, spec, dtype, device, random_weights=random_weights)
     pages, slots = cache_sizes(config, max_context)
-    feature_size = projector.hidden_size if projector else 0
+    room = (spec, pages, slots, projector.hidden_size if projector else 0, dtype)
     if device.type == "cpu":
-        _check_memory(config, max_context, cache_pools(spec, pages, slots, feature_size, dtype, META))
-    pools = cache_pools(spec, pages, slots, feature_size, dtype, device)
-    make = _pass_decoder if kernels is None else partial(_graph_decoder, kernels=kernels)
-    runner = make(config, model, spec, pools, projector, max_context)
+        _check_memory(config, max_context, allocate_pools(*room, META))
+    pools = allocate_pools(*room, device)
+    layer_ids = projector.target_layer_ids if projector else ()
+    parts = TargetParts(model, spec, pools, layer_ids, max_context, config.compile)
+    runner = _runner(config, parts, projector, kernels)
     runner.debug_steps = config.debug_metrics
-    scheduler = Scheduler(
-        pages,
-        slots,
-        max_batch=config.max_batch,
-        max_queue=config.max_queue,
-        prefill_chunk=runner.prefill_chunk,
+    batch, queue = config.max_batch, config.max_queue
+    scheduler = Scheduler(pages, slots, max_batch=batch, max_queue=queue, prefill_chunk=runner.prefill_chunk)
+    facts = TargetFacts(
+        spec,
+        model_id(config.target, directory),
+        str(dtype).removeprefix("torch."),
+        tokenizer_hash(tokenizer_directory(directory, random_weights=random_weights)),
+        projector.checksum if projector else "",
     )
-    client = _draft_client(config, security, texts, spec, projector)
+    client = None
+    if projector is not None and config.drafter != "none":
+        expected = Expected(layer_ids, projector.hidden_size, spec.vocab_size, facts.tokenizer_hash, projector.checksum)
+        client = DraftClient(config.drafter, expected, security)
     drafter = DraftCoordinator(client, pools, timeout_s=config.draft_timeout_ms / 1e3)
     engine = Engine(runner, scheduler, drafter, prefill_tokens=config.prefill_tokens)
-    name = model_id(config.target, directory)
-    return Service(
-        engine,
-        client,
-        _defaults(config, spec, max_context, device, is_drafted=client is not None),
-        _target_model(spec, name, texts, dtype, max_context, projector),
-        security,
-        f"{name}, {str(dtype).removeprefix('torch.')}, {_place(device)}",
-    )
+    defaults = _defaults(config, spec, max_context, device, is_drafted=client is not None)
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    return Service(engine, client, defaults, facts, security, f"{facts.model_id}, {facts.dtype}, {place}")
 
 
 def _gpu_kernels() -> KernelSet:
@@ -120,61 +119,19 @@ def _gpu_kernels() -> KernelSet:
     return TritonKernels()
 
 
-def _pass_decoder(
-    config: VerifyConfig,
-    model: Any,
-    spec: TargetSpec,
-    pools: Pools,
-    projector: FeatureProjector | None,
-    max_context: int,
+def _runner(
+    config: VerifyConfig, parts: TargetParts, projector: FeatureProjector | None, kernels: KernelSet | None
 ) -> AnyRunner:
-    target = TreeTarget(
-        model,
-        spec,
-        pools,
-        target_layer_ids=projector.target_layer_ids if projector else (),
-        max_context=max_context,
-        compile_steps=config.compile,
-    )
-    committer = Committer(pools, spec.recurrent, compile_steps=config.compile)
-    projection = RowProjection(projector, compile_steps=config.compile) if projector else None
-    return PassRunner(target, committer, projection)
+    if kernels is None:
+        return PassRunner(TreeTarget(parts), projector)
+    target = GraphTarget(parts, kernels, config.page_size)
+    capture = Graphs(target.device, enabled=target.is_capturable and kernels.is_capturable)
+    return GraphRunner(target, projector, capture, pass_limits(config))
 
 
-def _graph_decoder(
-    config: VerifyConfig,
-    model: Any,
-    spec: TargetSpec,
-    pools: Pools,
-    projector: FeatureProjector | None,
-    max_context: int,
-    *,
-    kernels: KernelSet,
-) -> AnyRunner:
-    target = GraphTarget(
-        model,
-        spec,
-        pools,
-        kernels,
-        target_layer_ids=projector.target_layer_ids if projector else (),
-        max_context=max_context,
-        page_size=config.page_size,
-        compile_steps=config.compile,
-    )
-    return GraphRunner(
-        target,
-        projector,
-        Graphs(target.device, enabled=target.is_capturable and kernels.is_capturable),
-        max_batch=config.max_batch,
-        max_nodes=config.max_tree_budget + 1,
-        max_context=max_context,
-        prefill_tokens=config.prefill_tokens,
-    )
-
-
-def _place(device: torch.device) -> str:
-    """Where the model runs, in words."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+def pass_limits(config: VerifyConfig) -> PassLimits:
+    """What a GPU's passes have static memory for."""
+    return PassLimits(config.max_batch, config.max_tree_budget + 1, config.prefill_tokens)
 
 
 def longest_context(config: VerifyConfig, spec: TargetSpec) -> int:
@@ -195,25 +152,6 @@ def cache_sizes(config: VerifyConfig, max_context: int) -> tuple[PageAllocator, 
     return PageAllocator(num_pages, config.page_size), SlotAllocator(config.max_batch)
 
 
-def cache_pools(
-    spec: TargetSpec,
-    pages: PageAllocator,
-    slots: SlotAllocator,
-    feature_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Pools:
-    """Room for those pages and slots, and for a scratch page and slot."""
-    return allocate_pools(
-        spec,
-        num_slots=(pages.num_pages + 1) * pages.page_size,
-        num_states=slots.num_slots + 1,
-        feature_size=feature_size,
-        dtype=dtype,
-        device=device,
-    )
-
-
 def _check_memory(config: VerifyConfig, max_context: int, pools: Pools) -> None:
     """Memory of caches is had when they are first written to, so that too much of it would end the service later."""
     sizes, available = pools.sizes(), physical_memory_bytes()
@@ -226,67 +164,17 @@ def _check_memory(config: VerifyConfig, max_context: int, pools: Pools) -> None:
         )
 
 
-def _projector(
-    config: VerifyConfig, spec: TargetSpec, dtype: torch.dtype, device: torch.device
-) -> FeatureProjector | None:
-    if config.draft == "none":
-        return None
-    directory = resolve(config.draft, setting="draft")
-    return load_projector(directory, spec, dtype, device, random_weights=config.random_weights)
-
-
-def _draft_client(
-    config: VerifyConfig, security: Security, texts: Path, spec: TargetSpec, projector: FeatureProjector | None
-) -> DraftClient | None:
-    if projector is None or config.drafter == "none":
-        return None
-    return DraftClient(
-        config.drafter,
-        Expected(
-            target_layer_ids=projector.target_layer_ids,
-            hidden_size=projector.hidden_size,
-            vocab_size=spec.vocab_size,
-            tokenizer_hash=tokenizer_hash(texts),
-            projection_checksum=projector.checksum,
-        ),
-        security,
-    )
-
-
 def _defaults(
     config: VerifyConfig, spec: TargetSpec, max_context: int, device: torch.device, *, is_drafted: bool
 ) -> Defaults:
-    budget = config.tree_budget or min(
-        CPU_TREE_BUDGET if device.type == "cpu" else GPU_TREE_BUDGET, config.max_tree_budget
-    )
+    usual = CPU_TREE_BUDGET if device.type == "cpu" else GPU_TREE_BUDGET
     return Defaults(
         limits=Limits(spec.vocab_size, max_context, config.max_tree_budget, 64),
         algorithm=config.algorithm if is_drafted else "none",
-        tree_budget=budget,
+        tree_budget=config.tree_budget or min(usual, config.max_tree_budget),
         width_cap=config.tree_width_cap,
         spine=config.tree_spine,
         shadow_linear=config.shadow_linear,
         stop_token_ids=frozenset(spec.stop_token_ids),
         is_drafted=is_drafted,
-    )
-
-
-def _target_model(
-    spec: TargetSpec,
-    name: str,
-    texts: Path,
-    dtype: torch.dtype,
-    max_context: int,
-    projector: FeatureProjector | None,
-) -> verify_pb2.TargetModel:
-    return verify_pb2.TargetModel(
-        model_id=name,
-        vocab_size=spec.vocab_size,
-        max_context=max_context,
-        stop_token_ids=spec.stop_token_ids,
-        tokenizer_hash=tokenizer_hash(texts),
-        hidden_size=spec.hidden_size,
-        dtype=str(dtype).removeprefix("torch."),
-        model_type=spec.model_type,
-        projection_checksum=projector.checksum if projector else "",
     )

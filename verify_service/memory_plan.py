@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from draftwood.checkpoint import read_config, resolve
 from draftwood.config import VerifyConfig
 from draftwood.device.placement import pick_device, pick_dtype
 from draftwood.errors import UnsupportedModelError
 from draftwood.memory import print_plan, resident_memory_bytes
-from verify_service.build import META, cache_pools, cache_sizes, longest_context
+from verify_service.build import META, cache_sizes, longest_context, pass_limits
+from verify_service.cache.pools import allocate_pools
 from verify_service.core.target_spec import TargetSpec
 from verify_service.gpu.memory import step_size
-from verify_service.model.loading import full_config, stop_token_ids
-from verify_service.model.spec import SUPPORTED, read_spec, text_config
+from verify_service.model.loading import model_class, read_target
+from verify_service.model.spec import text_config
 
 PRODUCT_CODE = 100 << 20  # what oneDNN keeps for products of all usual numbers of rows (docs/decisions/0015)
 
@@ -31,30 +31,16 @@ def plan(config: VerifyConfig) -> dict[str, int]:
     """Bytes by what holds them. Raises a DraftwoodError for a model that cannot be served."""
     device = pick_device(config)
     dtype = pick_dtype(config, device)
-    directory = resolve(config.target, setting="target")
-    full = full_config(directory)
-    text = text_config(full)
-    spec = read_spec(text, stop_token_ids(directory, full), allow_unsafe=config.allow_hybrid_unsafe)
-    max_context = longest_context(config, spec)
-    feature_size = 0
-    if config.draft != "none":
-        feature_size = _feature_size(resolve(config.draft, setting="draft"))
-    pools = cache_pools(spec, *cache_sizes(config, max_context), feature_size, dtype, META)
+    full, spec = read_target(resolve(config.target, setting="target"), allow_unsafe=config.allow_hybrid_unsafe)
+    text, max_context = text_config(full), longest_context(config, spec)
+    feature_size = 0 if config.draft == "none" else _feature_size(resolve(config.draft, setting="draft"))
+    pools = allocate_pools(spec, *cache_sizes(config, max_context), feature_size, dtype, META)
+    sizes = {"weights": _weights(text, spec, dtype), **pools.sizes()}
     if device.type == "cuda":
-        step = step_size(
-            spec,
-            max_batch=config.max_batch,
-            max_nodes=config.max_tree_budget + 1,
-            prefill_tokens=config.prefill_tokens,
-            dtype=dtype,
-        )
-        return {"weights": _weights(text, spec, dtype), **pools.sizes(), "a step's working memory": step}
-    return {
-        "weights": _weights(text, spec, dtype),
-        **pools.sizes(),
-        "a step's working memory": _step(
-            config, spec, getattr(text, "num_attention_heads", 0), max_context, dtype.itemsize
-        ),
+        return sizes | {"a step's working memory": step_size(spec, pass_limits(config), dtype)}
+    num_heads = getattr(text, "num_attention_heads", 0)
+    return sizes | {
+        "a step's working memory": _step(config, spec, num_heads, max_context, dtype.itemsize),
         "libraries": resident_memory_bytes() + PRODUCT_CODE,
     }
 
@@ -68,9 +54,8 @@ def _feature_size(directory: Path) -> int:
 
 def _weights(text: Any, spec: TargetSpec, dtype: torch.dtype) -> int:
     """All parameters, and the head once more where it is the embedding: products want it in another order."""
-    loader: Any = getattr(transformers, SUPPORTED.get(spec.model_type, "AutoModelForCausalLM"))
     with META:
-        model = loader._from_config(text, dtype=dtype)
+        model = model_class(spec)._from_config(text, dtype=dtype)
     tied = model.lm_head.weight is model.get_input_embeddings().weight
     return sum(p.nbytes for p in model.parameters()) + (model.lm_head.weight.nbytes if tied else 0)
 

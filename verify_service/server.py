@@ -41,7 +41,7 @@ async def serve(config: VerifyConfig, service: Service) -> None:
     """Serves until a signal; requests that run then may go on for a while, unless another signal comes."""
     engine, client = service.engine, service.client
     telemetry = Telemetry.start(config, engine, client)
-    servicer = VerifyServicer(engine, client, service.defaults, service.model, telemetry)
+    servicer = VerifyServicer(engine, client, service.defaults, service.facts, telemetry)
     server = RpcServer(SERVICE, service.security)
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server.grpc)
     port = server.listen(config.host, config.port)

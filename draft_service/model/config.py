@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from draftwood.checkpoint import read_config
+from draftwood.checkpoint import default_target_layer_ids, read_config
 from draftwood.errors import ConfigError, UnsupportedModelError
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -168,13 +168,6 @@ def _check_family(settings: _Settings) -> None:
             raise refused(key, value, "plain DFlash has no such thing")
     if (activation := settings.get("hidden_act", "silu")) != "silu":
         raise refused("hidden_act", activation, "only silu is served")
-
-
-def default_target_layer_ids(num_taps: int, num_target_layers: int) -> tuple[int, ...]:
-    """Layers tapped where a checkpoint does not say: the middle one, or evenly spread from 1 to L - 3."""
-    if num_taps == 1:
-        return (num_target_layers // 2,)
-    return tuple(round(1 + i * (num_target_layers - 4) / (num_taps - 1)) for i in range(num_taps))
 
 
 def _target_layer_ids(settings: _Settings, num_layers: int, num_target_layers: int) -> tuple[int, ...]:

@@ -16,8 +16,7 @@ from draftwood.random_weights import random_tensor
 from draftwood.v1 import sampling_pb2, tree_pb2, verify_pb2, verify_pb2_grpc
 from tests.system.processes import ROOT, Process
 from verify_service.model.features import load_projector
-from verify_service.model.loading import load_target
-from verify_service.model.random_target import random_target
+from verify_service.model.loading import load_target, random_target
 from verify_service.model.spec import SUPPORTED, read_spec, text_config
 
 SHAPES = ROOT / "benchmarks" / "shapes"
@@ -109,7 +108,7 @@ def test_parameters_are_made_once_in_the_served_format(tmp_path: Path, monkeypat
         drawn.append(out.nbytes)
         return out
 
-    monkeypatch.setattr("verify_service.model.random_target.random_tensor", counted)
+    monkeypatch.setattr("verify_service.model.loading.random_tensor", counted)
     loader = Qwen3_5ForCausalLM
     model = random_target(loader, config, torch.bfloat16, CPU)
     assert sum(drawn) == sum(p.nbytes for p in model.parameters())

@@ -17,7 +17,6 @@ from torch import Tensor
 from draftwood.config import VerifyConfig
 from draftwood.tree import DraftTree
 from verify_service.build import build
-from verify_service.cache.pages import SCRATCH_SLOT
 from verify_service.cache.pools import Pools
 from verify_service.core.events import Event, Failed, Finished, Started, TokenLogProbs, Tokens, Trace
 from verify_service.core.request import Request
@@ -199,7 +198,7 @@ class SteppedRunner:
 
     def build_step_inputs(self, rows: Sequence[StepRow]) -> StepInputs:
         """Inputs of a pass over the rows."""
-        return build_step_inputs(rows, kernel_size=self.runner.target.spec.conv_kernel_size, scratch_slot=SCRATCH_SLOT)
+        return build_step_inputs(rows, kernel_size=self.runner.target.spec.conv_kernel_size)
 
     @torch.inference_mode()
     def record(self, sequence: SequenceState, tree: DraftTree) -> CommitInputs:

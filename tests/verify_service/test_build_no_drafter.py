@@ -46,7 +46,7 @@ def test_no_step_of_it_is_a_fallback(service: Service, asked: Any) -> None:
 
 async def test_it_says_that_it_drafts_nothing(service: Service) -> None:
     servicer = VerifyServicer(
-        service.engine, service.client, service.defaults, service.model, Telemetry(service.engine, service.client)
+        service.engine, service.client, service.defaults, service.facts, Telemetry(service.engine, service.client)
     )
     assert servicer.drafter_status == "none: no drafter is configured"
     assert service.defaults.algorithm == "none"

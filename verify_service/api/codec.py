@@ -15,6 +15,7 @@ from verify_service.core.accept import Finish
 from verify_service.core.events import Finished, Started, TokenLogProbs, Tokens, Trace
 from verify_service.core.request import Limits, Request
 from verify_service.core.stats import StageTimes, Stats
+from verify_service.core.target_spec import TargetSpec
 
 COUNTS = (  # of Stats and of GenerateStats
     "num_prompt_tokens", "num_generated_tokens", "num_steps", "num_drafted_steps", "num_drafted_tokens",
@@ -38,6 +39,32 @@ class Defaults:
     stop_token_ids: frozenset[int]
     shadow_linear: bool = False
     is_drafted: bool = True  # whether there is a drafter, now or later; without one nothing is drafted
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What GetTargetModel says about the model."""
+
+    spec: TargetSpec
+    model_id: str
+    dtype: str
+    tokenizer_hash: str
+    projection_checksum: str  # empty without a draft model
+
+
+def target_to_wire(facts: TargetFacts, max_context: int) -> verify_pb2.TargetModel:
+    """The model, as clients are told of it."""
+    return verify_pb2.TargetModel(
+        model_id=facts.model_id,
+        vocab_size=facts.spec.vocab_size,
+        max_context=max_context,
+        stop_token_ids=facts.spec.stop_token_ids,
+        tokenizer_hash=facts.tokenizer_hash,
+        hidden_size=facts.spec.hidden_size,
+        dtype=facts.dtype,
+        model_type=facts.spec.model_type,
+        projection_checksum=facts.projection_checksum,
+    )
 
 
 def request_from_wire(message: verify_pb2.GenerateRequest, defaults: Defaults, peer: str = "") -> Request:

@@ -13,7 +13,7 @@ from draftwood.memory import peak_memory_bytes
 from draftwood.rpc.conventions import errors_to_status
 from draftwood.rpc.wire import ALGORITHM_TO_WIRE
 from draftwood.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.api.codec import Defaults, event_to_wire, request_from_wire
+from verify_service.api.codec import Defaults, TargetFacts, event_to_wire, request_from_wire, target_to_wire
 from verify_service.core.events import Event, Failed, Finished
 from verify_service.core.request import Request, check_request
 from verify_service.draft.client import DraftClient
@@ -30,11 +30,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         engine: Engine,
         client: DraftClient | None,
         defaults: Defaults,
-        model: verify_pb2.TargetModel,
+        facts: TargetFacts,
         telemetry: Telemetry,
     ) -> None:
         self.engine, self.client, self.defaults = engine, client, defaults
-        self.model, self.telemetry, self.incarnation = model, telemetry, random.getrandbits(63)
+        self.facts, self.telemetry, self.incarnation = facts, telemetry, random.getrandbits(63)
 
     @property
     def drafter_status(self) -> str:
@@ -45,7 +45,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> verify_pb2.GetTargetModelResponse:
         stream = self.client.stream if self.client is not None else None
         return verify_pb2.GetTargetModelResponse(
-            model=self.model,
+            model=target_to_wire(self.facts, self.defaults.limits.max_context),
             incarnation=self.incarnation,
             version=__version__,
             default_algorithm=ALGORITHM_TO_WIRE[self.defaults.algorithm],

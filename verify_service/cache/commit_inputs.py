@@ -38,7 +38,7 @@ class Arena:
         shape, r = spec.recurrent or NO_RECURRENCE, spec.num_recurrent_layers
         row = (spec.num_attention_layers, (spec.num_kv_heads, spec.head_dim), dtype)
         heads = (r, (shape.num_value_heads,), torch.float32)
-        self._parts: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {
+        parts: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {
             "keys": row,
             "values": row,
             "inputs": (r, (shape.channels,), dtype),
@@ -47,20 +47,20 @@ class Arena:
             "g": heads,
             "beta": heads,
         }
-        self._storage = {
-            name: torch.zeros(layers * num_nodes * math.prod(size), dtype=kind, device=device)
-            for name, (layers, size, kind) in self._parts.items()
+        self._parts = {
+            name: (layers, size, torch.zeros(layers * num_nodes * math.prod(size), dtype=kind, device=device))
+            for name, (layers, size, kind) in parts.items()
         }
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
-        return sum(t.nbytes for t in self._storage.values())
+        return sum(memory.nbytes for _, _, memory in self._parts.values())
 
     def commit_inputs(self, b: int, n: int) -> CommitInputs:
         """Those of a pass over B trees of N nodes."""
-        parts: dict[str, Tensor] = {}
-        for name, (layers, size, _) in self._parts.items():
-            count = layers * b * n * math.prod(size)
-            parts[name] = self._storage[name][:count].view(layers, b, n, *size)
-        return CommitInputs(**parts)
+        return CommitInputs(
+            **{
+                name: memory[: layers * b * n * math.prod(size)].view(layers, b, n, *size)
+                for name, (layers, size, memory) in self._parts.items()
+            }
+        )

@@ -41,7 +41,6 @@ class RecurrentView:
     beta: Tensor  # [B, N, HV] float32
 
     def written(self) -> tuple[Tensor, ...]:
-        """Tensors whose first dimensions are those of the pass."""
         return self.inputs, self.conv, self.norms, self.g, self.beta
 
 

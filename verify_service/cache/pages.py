@@ -17,15 +17,12 @@ class PageAllocator:
 
     @property
     def num_used(self) -> int:
-        """Pages handed out."""
         return self.num_pages - len(self._free)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold `num_tokens`."""
         return -(-num_tokens // self.page_size)
 
     def can_allocate(self, num_tokens: int) -> bool:
-        """Whether that many tokens fit now."""
         return self.pages_for(num_tokens) <= len(self._free)
 
     def allocate(self, num_tokens: int) -> list[int]:
@@ -33,7 +30,6 @@ class PageAllocator:
         return [self._free.pop() for _ in range(self.pages_for(num_tokens))]
 
     def free(self, pages: list[int]) -> None:
-        """Takes pages back."""
         self._free.extend(pages)
         self._free.sort(reverse=True)
 
@@ -43,7 +39,7 @@ class PageAllocator:
 
 
 class SlotAllocator:
-    """Recurrent-state slots, one a sequence. Slot 0 is scratch."""
+    """Recurrent-state slots, one per sequence. Slot 0 is scratch."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -51,17 +47,13 @@ class SlotAllocator:
 
     @property
     def num_used(self) -> int:
-        """Slots handed out."""
         return self.num_slots - len(self._free)
 
     def can_allocate(self) -> bool:
-        """Whether a slot is free."""
         return bool(self._free)
 
     def allocate(self) -> int:
-        """A free slot."""
         return self._free.pop()
 
     def free(self, slot: int) -> None:
-        """Takes a slot back."""
         self._free.append(slot)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from verify_service.cache.pages import PageAllocator, SlotAllocator
 from verify_service.core.target_spec import NO_RECURRENCE, TargetSpec
 
 
@@ -30,9 +31,16 @@ class Pools:
 
 
 def allocate_pools(
-    spec: TargetSpec, *, num_slots: int, num_states: int, feature_size: int, dtype: torch.dtype, device: torch.device
+    spec: TargetSpec,
+    pages: PageAllocator,
+    slots: SlotAllocator,
+    feature_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Pools:
-    """Zeroed pools; the operating system commits their memory as it is touched."""
+    """Zeroed pools of those pages and slots, and of a scratch page and slot; the operating system commits their memory
+    as it is touched."""
+    num_slots, num_states = (pages.num_pages + 1) * pages.page_size, slots.num_slots + 1
     attention = (spec.num_attention_layers, spec.num_kv_heads, num_slots, spec.head_dim)
     shape, layers = spec.recurrent or NO_RECURRENCE, spec.num_recurrent_layers
     state = (layers, num_states, shape.num_value_heads, shape.value_dim, shape.key_dim)

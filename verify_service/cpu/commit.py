@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -10,12 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.device.compilation import compiled
+from draftwood.device.compilation import compiled, mark_varying
 from draftwood.device.compiled_call_cache import CompiledCallCache
 from verify_service.cache.commit_inputs import CommitInputs
 from verify_service.cache.pools import Pools
 from verify_service.core.target_spec import RecurrentShape
+from verify_service.cpu.step_inputs import padded
 from verify_service.kernels.reference.commit import TOKENS, commit_path, commit_rows
+from verify_service.model.features import FeatureProjector
 
 
 class Committer:
@@ -25,9 +27,7 @@ class Committer:
         self.pools = pools
         self._calls = CompiledCallCache()
         one = TOKENS.get(recurrent.kind) if recurrent else None
-        self._replay: Callable[..., None] | None = (
-            None if one is None else compiled(one, enabled=compile_steps, dynamic=False, threaded_loops=True)
-        )
+        self._replay = one and compiled(one, enabled=compile_steps, dynamic=False, threaded_loops=True)
 
     def commit(
         self,
@@ -55,3 +55,28 @@ class Committer:
     def _commit_token(self, *token: Tensor) -> None:
         assert self._replay is not None
         self._calls.call("token", token, partial(self._replay, *token))
+
+
+class RowProjection:
+    """A projector as one compiled graph, over numbers of rows that are `padded`."""
+
+    def __init__(self, projector: FeatureProjector, *, compile_steps: bool) -> None:
+        def project(target_features: Tensor) -> list[Tensor]:
+            return [projector.project(target_features)]
+
+        self._project = compiled(project, enabled=compile_steps)
+        self._constants = (*projector.fc.buffers(), *projector.hidden_norm.buffers())
+        self._calls = CompiledCallCache()
+
+    def __call__(self, target_features: Tensor, picked: list[int]) -> Tensor:
+        """Rows [P, F] of the `picked` ones of target_features [M, num_layers * H]."""
+        rows = padded(max(len(picked), 2))  # a lone row would be a graph of its own
+        chosen = target_features.index_select(0, torch.tensor(picked + picked[:1] * (rows - len(picked))))
+
+        def run() -> list[Tensor]:
+            mark_varying(chosen, 0)
+            return self._project(chosen)
+
+        outputs = self._calls.call(rows, (chosen,), run, lambda: self._constants)
+        assert outputs is not None
+        return outputs[0][: len(picked)]

@@ -32,7 +32,7 @@ ATTENTION_NAME = "draftwood_tree"
 def attend(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionView, step: StepInputs, *, scaling: float, **settings: Any
 ) -> Tensor:
-    """As model.attention.TreeAttention says."""
+    """As model.attention says."""
     prefix = (view.key_pool, view.value_pool, step.prefix_slots, step.prefix_bias)
     out = attention_over_tree(query, key, value, *prefix, step.ancestor_bias, step.positions, scaling, **settings)
     view.keys.copy_(key.transpose(1, 2))
@@ -44,16 +44,9 @@ register_attention(ATTENTION_NAME, attend)
 
 
 class TreeGatedDeltaNet(GatedDeltaNet):
-    """Tree convolution and ancestor-masked solve."""
+    """Tree convolution and ancestor-masked solve, of hidden states [B, N, H] to [B, N, H], here and below."""
 
-    def forward(
-        self,
-        hidden_states: Tensor,  # [B, N, H]
-        *,
-        step: StepInputs,
-        recurrent: RecurrentView,
-        **_: Any,
-    ) -> Tensor:  # [B, N, H]
+    def forward(self, hidden_states: Tensor, *, step: StepInputs, recurrent: RecurrentView, **_: Any) -> Tensor:
         b, n, _hidden = hidden_states.shape
         inputs, z, beta, a = self.in_proj(hidden_states).split(self.in_sizes, -1)
         window = recurrent.windows.index_select(0, step.state_slots)
@@ -84,14 +77,7 @@ class TreeGatedDeltaNet(GatedDeltaNet):
 class TreeMamba2(Mamba2):
     """Tree convolution and ancestor-masked scan."""
 
-    def forward(
-        self,
-        hidden_states: Tensor,  # [B, N, H]
-        *,
-        step: StepInputs,
-        recurrent: RecurrentView,
-        **_: Any,
-    ) -> Tensor:  # [B, N, H]
+    def forward(self, hidden_states: Tensor, *, step: StepInputs, recurrent: RecurrentView, **_: Any) -> Tensor:
         b, n, _hidden = hidden_states.shape
         gate, inputs, dt = self.projected(hidden_states)
         window = recurrent.windows.index_select(0, step.state_slots)
@@ -117,14 +103,7 @@ class TreeMamba2(Mamba2):
 class TreeShortConvolution(ShortConvolution):
     """Tree convolution; a window is all that it remembers."""
 
-    def forward(
-        self,
-        hidden_states: Tensor,  # [B, N, H]
-        *,
-        step: StepInputs,
-        recurrent: RecurrentView,
-        **_: Any,
-    ) -> Tensor:  # [B, N, H]
+    def forward(self, hidden_states: Tensor, *, step: StepInputs, recurrent: RecurrentView, **_: Any) -> Tensor:
         b, c, x = self.in_proj(hidden_states).chunk(3, -1)
         inputs = b * x
         window = recurrent.windows.index_select(0, step.state_slots)

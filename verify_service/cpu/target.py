@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,21 +19,17 @@ from draftwood.device.compiled_call_cache import CompiledCallCache
 from draftwood.device.graphs import bucket
 from verify_service.cache.commit_inputs import Arena, CommitInputs
 from verify_service.cache.layer_views import LayerArguments, layer_arguments
-from verify_service.cache.pools import Pools
-from verify_service.core.target_spec import TargetSpec
 from verify_service.cpu.layers import ADAPTERS, ATTENTION_NAME
 from verify_service.cpu.step_inputs import StepInputs
 from verify_service.model.layer_groups import LayerGroup
 from verify_service.model.replace_layers import replace_parts
-from verify_service.model.rope import Rope
-from verify_service.model.target import TargetModel
+from verify_service.model.rope import Rotation, angles
+from verify_service.model.target import TargetModel, TargetParts
 
 _STEP_TENSORS = tuple(part.name for part in fields(StepInputs))
 MAX_SHAPES = 64  # of passes whose views are kept; loads that mix lengths make hundreds
 LEAST_ARENA = 256  # nodes
 GROUP_SIZE_ALONE = 4  # layers of a graph for one sequence; hybrids repeat after 4, so that few kinds are compiled
-
-Rotation = Rope | dict[str, Rope] | None  # by layer type where they differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +53,12 @@ class _Buffers:
 class TreeTarget(TargetModel):
     """The model over dense masks."""
 
-    def __init__(
-        self,
-        model: Any,
-        spec: TargetSpec,
-        pools: Pools,
-        *,
-        target_layer_ids: tuple[int, ...],
-        max_context: int,
-        compile_steps: bool,
-    ) -> None:
-        super().__init__(
-            model,
-            spec,
-            pools,
-            lambda layer, index, mixers: replace_parts(layer, index, mixers, ADAPTERS),
-            attention=ATTENTION_NAME,
-            target_layer_ids=target_layer_ids,
-            max_context=max_context,
-        )
-        groups = self.grouped(self.layers_with_arguments(), compile_steps=compile_steps)
+    def __init__(self, parts: TargetParts) -> None:
+        super().__init__(parts, partial(replace_parts, adapters=ADAPTERS), ATTENTION_NAME)
+        groups = self.grouped(self.layers_with_arguments())
         # One sequence is where the time between operations counts most, and many shapes make long groups slow to
         # compile.
         self.alone, self.several = groups.group_layers(GROUP_SIZE_ALONE), groups.group_layers(1)
-        self.is_compiled = compile_steps
         self.is_warming = False  # while it is, sizes that vary are marked so, and one graph serves them all
         self._arena = self._new_arena(LEAST_ARENA)
         self._buffers: dict[tuple[int, int], _Buffers] = {}
@@ -120,8 +98,7 @@ class TreeTarget(TargetModel):
                 for view in argument.values():
                     yield from (getattr(view, part.name) for part in fields(view))
 
-        angles = chain(*rope.values()) if isinstance(rope, dict) else rope or ()
-        varying = (hidden, *angles, *(getattr(step, name) for name in _STEP_TENSORS))
+        varying = (hidden, *angles(rope), *(getattr(step, name) for name in _STEP_TENSORS))
         key = (group.first, step.prefix_slots.shape[1])  # the buffers have their own B and N
         outputs = buffers.calls.call(key, varying, run, constants)
         assert outputs is not None
@@ -132,8 +109,7 @@ class TreeTarget(TargetModel):
         hidden, rope = self.embedded(step.input_ids), self.rope.at(step.positions)
         b, n = step.input_ids.shape
         arguments = self._buffers_for(b, n).arguments
-        kinds = {group.run: group for group in (self.alone if b == 1 else self.several)}
-        for group in kinds.values():
+        for group in {group.kinds: group for group in (self.alone if b == 1 else self.several)}.values():
             group.run(group.layers, hidden, rope, step, group.of(arguments))
         self.head(hidden)
 
@@ -157,8 +133,7 @@ class TreeTarget(TargetModel):
 
 def _mark_varying(step: StepInputs, rope: Rotation, arguments: LayerArguments) -> None:
     """Tells the compiler which sizes vary from step to step: B, N and L."""
-    angles = chain(*rope.values()) if isinstance(rope, dict) else rope or ()
-    for tensor in (step.positions, step.prefix_slots, step.prefix_bias, step.conv_index, *angles):
+    for tensor in (step.positions, step.prefix_slots, step.prefix_bias, step.conv_index, *angles(rope)):
         mark_varying(tensor, 0, 1)
     for tensor in (step.ancestor_mask, step.ancestor_bias):
         mark_varying(tensor, 0, 1, 2)

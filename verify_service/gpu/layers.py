@@ -1,4 +1,4 @@
-"""Mixers of transformers' decoder layers over rows M = B * N, with their kernels behind operators: the way of a GPU.
+"""Transformers' decoder layers and their mixers over rows M = B * N, with kernels behind operators: the way of a GPU.
 
 Projections that read the same input become one product. What a layer gets of the committed state and leaves for the
 commit comes through its keyword arguments, so that layers of one kind share a compiled graph. The compiler sees rows
@@ -7,12 +7,14 @@ alone, never trees or masks: one graph serves every batch and tree, and can itse
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwood.device.layers import PackedLinear, RMSNorm, packed
+from draftwood.device.layers import GatedMLP, RMSNorm, packed
 from verify_service.cache.layer_views import AttentionView, RecurrentView
 from verify_service.core.target_spec import ATTENTION, GDN, MAMBA2, SHORT_CONV
 from verify_service.gpu import operators
@@ -20,7 +22,13 @@ from verify_service.model.attention import register_attention
 from verify_service.model.mixers.gated_delta_net import GatedDeltaNet
 from verify_service.model.mixers.mamba2 import Mamba2
 from verify_service.model.mixers.short_convolution import ShortConvolution
-from verify_service.model.replace_layers import ATTENTION_NAMES, replace_parts, replaced_norm
+from verify_service.model.replace_layers import (
+    ATTENTION_NAMES,
+    PreNormLayer,
+    is_pre_norm,
+    replace_parts,
+    replaced_norm,
+)
 
 ATTENTION_NAME = "draftwood_rows"
 
@@ -28,7 +36,7 @@ ATTENTION_NAME = "draftwood_rows"
 def attend(
     query: Tensor, key: Tensor, value: Tensor, view: AttentionView, step: None, *, scaling: float, **settings: Any
 ) -> Tensor:
-    """As model.attention.TreeAttention says, of B = 1 and N = M rows; what the pass has is the operators' own."""
+    """As model.attention says, of B = 1 and N = M rows; what the pass has is the operators' own."""
     del step
     q, k, v = (t.transpose(1, 2)[0] for t in (query, key, value))
     view.keys.copy_(k)
@@ -41,43 +49,21 @@ def attend(
 register_attention(ATTENTION_NAME, attend)
 
 
-class _Share:
-    """The product of projections that read the same input, between the call of the first and that of the last."""
+class SharedProjection(nn.Module):
+    """One of several projections that read the same input, called in order; the first of them, which is given all
+    layers, computes the rest as well."""
 
-    def __init__(self) -> None:
-        self.rest: tuple[Tensor, ...] = ()
-
-
-class FusedProjection(nn.Module):
-    """The first of several projections, called in order: computes all of them."""
-
-    def __init__(self, share: _Share, *layers: nn.Linear) -> None:
+    def __init__(self, parts: list[Tensor], layers: Sequence[nn.Linear] = ()) -> None:
+        """`parts` are the outputs that wait for their calls: one list for all."""
         super().__init__()
-        biases = tuple(b for layer in layers if (b := cast("Tensor | None", layer.bias)) is not None)
+        self.parts = parts
         self.sizes = [layer.out_features for layer in layers]
-        self.product = PackedLinear(
-            *(layer.weight for layer in layers), biases=biases if len(biases) == len(layers) else ()
-        )
-        self.share = share
+        self.product = packed(*layers) if layers else None
 
     def forward(self, x: Tensor) -> Tensor:
-        first, *rest = self.product(x).split(self.sizes, -1)
-        self.share.rest = tuple(rest)
-        return first
-
-
-class FollowingProjection(nn.Module):
-    """A later one: takes its part."""
-
-    def __init__(self, share: _Share) -> None:
-        super().__init__()
-        self.share = share
-
-    def forward(self, x: Tensor) -> Tensor:
-        del x
-        part, *rest = self.share.rest
-        self.share.rest = tuple(rest)
-        return part
+        if self.product is not None:
+            self.parts[:] = self.product(x).split(self.sizes, -1)
+        return self.parts.pop(0)
 
 
 # Attention whose heads of q and k are normed, then rotated; the gated ones have a gate between the heads of q.
@@ -105,20 +91,11 @@ class NormedAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         projected = self.qkv(hidden_states)[0]  # [M, q | k | v]
         cos, sin = position_embeddings
+        norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        step = self.head_dim * (2 if self.is_gated else 1)  # from head to head of q
+        rows = (attention.keys, attention.values, attention.key_pool, attention.value_pool)
         out = operators.normed_attention(
-            projected,
-            cos[0],
-            sin[0],
-            self.q_norm.weight,
-            self.k_norm.weight,
-            self.q_norm.eps,
-            self.head_dim * (2 if self.is_gated else 1),
-            attention.keys,
-            attention.values,
-            attention.key_pool,
-            attention.value_pool,
-            self.scaling,
-            self.sliding_window,
+            projected, cos[0], sin[0], *norms, step, *rows, self.scaling, self.sliding_window
         )
         if self.is_gated:
             gate = projected[:, : self.q_size].unflatten(-1, (-1, 2, self.head_dim))[:, :, 1]
@@ -131,21 +108,10 @@ class GatedDeltaNetRows(GatedDeltaNet):
 
     def forward(self, hidden_states: Tensor, *, recurrent: RecurrentView, **_: Any) -> Tensor:
         projected = self.in_proj(hidden_states)  # [1, M, q | k | v | z | b | a]
-        out = operators.gated_delta_net(
-            projected[0],
-            self.norm_weight,
-            self.eps,
-            recurrent.windows,
-            recurrent.states,
-            self.conv_weight,
-            self.decay,
-            self.dt_bias,
-            recurrent.inputs,
-            recurrent.conv,
-            recurrent.norms,
-            recurrent.g,
-            recurrent.beta,
-        )
+        state = (recurrent.windows, recurrent.states)
+        weights = (self.conv_weight, self.decay, self.dt_bias)
+        written = recurrent.written()
+        out = operators.gated_delta_net(projected[0], self.norm_weight, self.eps, *state, *weights, *written)
         return self.out_proj(out[None].flatten(-2))
 
 
@@ -154,22 +120,10 @@ class Mamba2Rows(Mamba2):
 
     def forward(self, hidden_states: Tensor, *, recurrent: RecurrentView, **_: Any) -> Tensor:
         gate, xbc, dt = self.projected(hidden_states)
-        out = operators.mamba2(
-            xbc[0],
-            dt[0],
-            recurrent.windows,
-            recurrent.states,
-            self.conv_weight,
-            self.conv_bias,
-            self.decay,
-            self.dt_bias,
-            self.skip[:, 0],
-            *self.limits,
-            recurrent.inputs,
-            recurrent.conv,
-            recurrent.g,
-            recurrent.beta,
-        )
+        state = (recurrent.windows, recurrent.states)
+        weights = (self.conv_weight, self.conv_bias, self.decay, self.dt_bias, self.skip[:, 0])
+        written = (recurrent.inputs, recurrent.conv, recurrent.g, recurrent.beta)
+        out = operators.mamba2(xbc[0], dt[0], *state, *weights, *self.limits, *written)
         return self.output(out[None].flatten(-2), gate, hidden_states.dtype)
 
 
@@ -187,6 +141,46 @@ class ShortConvolutionRows(ShortConvolution):
         return self.out_proj(c * conv.to(inputs.dtype))
 
 
+class PreNormRows(PreNormLayer):
+    """Takes the place of a layer of the usual form, with what is between its products in kernels of their own: a
+    residual sum goes with the norm behind it, across layers and groups of them."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer)
+        part = self.feed_forward
+        self.is_swiglu = isinstance(part, GatedMLP) and part.activation is F.silu
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, stream: Tensor, pending: Tensor, **arguments: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """From a residual stream and what is still to be added to it, [1, M, H] each: the whole stream before the
+        layer, and again the two, after it."""
+        norm: Any = self.mixer_norm
+        before, normed = operators.add_norm(stream[0], pending[0], norm.weight, norm.eps)
+        mixed = self.mix(normed[None], **arguments)
+        norm = self.feed_forward_norm
+        between, normed = operators.add_norm(before, mixed[0], norm.weight, norm.eps)
+        part: Any = self.feed_forward
+        out = part.down(operators.swiglu(part.gate_up(normed))[None]) if self.is_swiglu else part(normed[None])
+        return before[None], between[None], out
+
+
+def run_rows(
+    layers: Sequence[PreNormRows],
+    hidden: tuple[Tensor, Tensor],  # the residual stream and what is still to be added, [1, M, H] each
+    rope: Any,
+    step: None,
+    arguments: Sequence[dict[str, Any]],  # of each layer
+) -> list[Tensor]:  # [1, M, H] each
+    """The whole residual stream before each layer; then the stream after the last, and what is to be added to it."""
+    stream, pending = hidden
+    before: list[Tensor] = []
+    for layer, own in zip(layers, arguments, strict=True):
+        whole, stream, pending = layer(stream, pending, position_embeddings=rope, attention_mask=None, step=step, **own)
+        before.append(whole)
+    return [*before, stream, pending]
+
+
 ADAPTERS = {GDN: GatedDeltaNetRows, MAMBA2: Mamba2Rows, SHORT_CONV: ShortConvolutionRows}
 
 
@@ -202,11 +196,19 @@ def prepare_layer(layer: Any, index: int, mixers: tuple[str, ...]) -> bool:
     return replace_parts(layer, index, mixers, ADAPTERS)
 
 
+def can_fuse(layer: Any) -> bool:
+    """Whether a prepared layer has the usual form, and norms that the kernel knows."""
+    if not is_pre_norm(layer):
+        return False
+    parts = PreNormLayer(layer)
+    return isinstance(parts.mixer_norm, RMSNorm) and isinstance(parts.feed_forward_norm, RMSNorm)
+
+
 def _fuse_projections(attention: Any) -> None:
     names = ("q_proj", "k_proj", "v_proj")
     parts = [getattr(attention, name, None) for name in names]
     if not all(isinstance(part, nn.Linear) for part in parts):
         return
-    share = _Share()
-    attention.q_proj = FusedProjection(share, *parts)  # pyright: ignore[reportArgumentType]
-    attention.k_proj, attention.v_proj = FollowingProjection(share), FollowingProjection(share)
+    shared: list[Tensor] = []
+    attention.q_proj = SharedProjection(shared, parts)  # pyright: ignore[reportArgumentType]
+    attention.k_proj, attention.v_proj = SharedProjection(shared), SharedProjection(shared)

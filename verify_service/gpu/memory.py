@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -13,7 +14,6 @@ from verify_service.core.target_spec import TargetSpec
 
 NODES = (1, 8, 16, 32, 64, 128, 256)  # of a tree, spare ones included
 PROMPT_NODES = (16, 64, 256)
-META = torch.device("meta")
 
 
 def node_bucket(num_nodes: int, sizes: tuple[int, ...] = NODES) -> int:
@@ -21,22 +21,29 @@ def node_bucket(num_nodes: int, sizes: tuple[int, ...] = NODES) -> int:
     return next(size for size in sizes if size >= num_nodes)
 
 
-def drawn_nodes(max_batch: int, max_nodes: int) -> int:
-    """Nodes of all rows together that a step has logits for, at most."""
-    return max(bucket(max_batch) * node_bucket(max_nodes), NODES[-1])
+@dataclass(frozen=True, slots=True)
+class PassLimits:
+    """How large passes become at most."""
+
+    max_batch: int
+    max_nodes: int  # of a tree
+    prefill_tokens: int  # of one pass over prompts
+
+    @property
+    def drawn_nodes(self) -> int:
+        """Nodes of all rows together that a step has logits for."""
+        return max(bucket(self.max_batch) * node_bucket(self.max_nodes), NODES[-1])
+
+    @property
+    def passed_nodes(self) -> int:
+        """Nodes of all rows together in one pass."""
+        return max(self.drawn_nodes, bucket(self.max_batch) * PROMPT_NODES[0], self.prefill_tokens)
 
 
-def passed_nodes(max_batch: int, max_nodes: int, prefill_tokens: int) -> int:
-    """Nodes of all rows together in one pass, at most."""
-    prompts = max(bucket(max_batch) * PROMPT_NODES[0], prefill_tokens)
-    return max(drawn_nodes(max_batch, max_nodes), prompts)
-
-
-def step_size(spec: TargetSpec, *, max_batch: int, max_nodes: int, prefill_tokens: int, dtype: torch.dtype) -> int:
+def step_size(spec: TargetSpec, limits: PassLimits, dtype: torch.dtype) -> int:
     """Bytes of the commit inputs, hidden states and logits."""
-    num_nodes = passed_nodes(max_batch, max_nodes, prefill_tokens)
-    arena = Arena(spec, num_nodes, dtype=dtype, device=META)
-    numbers = num_nodes * spec.hidden_size + drawn_nodes(max_batch, max_nodes) * spec.vocab_size
+    arena = Arena(spec, limits.passed_nodes, dtype=dtype, device=torch.device("meta"))
+    numbers = limits.passed_nodes * spec.hidden_size + limits.drawn_nodes * spec.vocab_size
     return arena.nbytes + numbers * dtype.itemsize
 
 

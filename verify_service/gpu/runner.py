@@ -22,10 +22,8 @@ from draftwood.tree import DraftTree
 from verify_service.cache.commit_inputs import Arena
 from verify_service.core.accept import Accepted
 from verify_service.core.sequence import SequenceState
-from verify_service.gpu.buffers import StepBuffers
-from verify_service.gpu.host_inputs import HostInputs, write_tree
-from verify_service.gpu.memory import NODES, PROMPT_NODES, drawn_nodes, node_bucket, passed_nodes
-from verify_service.gpu.row_table import RowTable
+from verify_service.gpu.buffers import RowTable, StepBuffers
+from verify_service.gpu.memory import NODES, PROMPT_NODES, PassLimits, node_bucket
 from verify_service.gpu.step_graphs import StepGraphs
 from verify_service.gpu.target import GraphTarget
 from verify_service.kernels.arguments import FINISHES, MAX_STOP_IDS, NO_DRAW
@@ -52,33 +50,19 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
     """All methods are called on the engine's thread; the warm-up before that, on another."""
 
     def __init__(
-        self,
-        target: GraphTarget,
-        projector: FeatureProjector | None,
-        capture: Graphs,
-        *,
-        max_batch: int,
-        max_nodes: int,
-        max_context: int,
-        prefill_tokens: int,
+        self, target: GraphTarget, projector: FeatureProjector | None, capture: Graphs, limits: PassLimits
     ) -> None:
-        """`max_nodes` of the largest tree that a request may ask for; `prefill_tokens` of one pass over prompts."""
         super().__init__(target)
-        self.target, self.projector, self.capture = target, projector, capture
-        self.max_batch, self.max_nodes = max_batch, node_bucket(max_nodes)
+        self.target, self.projector, self.capture, self.limits = target, projector, capture, limits
         # In float32 the products of longer chains want more shared memory than there is.
         self.prefill_chunk = PROMPT_NODES[-1] if target.dtype.itemsize == 2 else PROMPT_NODES[-2]
-        num_nodes = passed_nodes(max_batch, max_nodes, prefill_tokens)
         spec, dtype, device = target.spec, target.dtype, target.device
-        self.arena = Arena(spec, num_nodes, dtype=dtype, device=device)
-        self.hidden = torch.zeros(num_nodes, spec.hidden_size, dtype=dtype, device=device)
-        num_drawn = drawn_nodes(max_batch, max_nodes)
-        self.logits = torch.zeros(num_drawn, spec.vocab_size, dtype=dtype, device=device)
-        num_pages = -(-max_context // target.page_size)
-        self.rows = RowTable(bucket(max_batch), num_pages, target.device)
-        self._prompt_rows = RowTable(bucket(max_batch), num_pages, target.device)
+        self.arena = Arena(spec, limits.passed_nodes, dtype=dtype, device=device)
+        self.hidden = torch.zeros(limits.passed_nodes, spec.hidden_size, dtype=dtype, device=device)
+        self.logits = torch.zeros(limits.drawn_nodes, spec.vocab_size, dtype=dtype, device=device)
+        num_rows, num_pages = bucket(limits.max_batch), -(-target.max_context // target.page_size)
+        self.rows, self._prompt_rows = (RowTable(num_rows, num_pages, device) for _ in range(2))
         self._graphs: dict[tuple[str, int, int], StepGraphs] = {}
-        self._inputs: dict[StepGraphs, HostInputs] = {}  # the host's part of their steps
         self._arrived = torch.cuda.Event() if target.device.type == "cuda" else None
 
     def graphs_of(self, kind: str, b: int, n: int) -> StepGraphs:
@@ -96,14 +80,10 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
     @torch.inference_mode()
     def warm_up(self, load: Load) -> None:
         """Runs every graph over spare rows; those of trees only where trees may come."""
-        batches = [1 << i for i in range(bucket(self.max_batch).bit_length())]
         started = time.perf_counter()
-        shapes = [
-            (b, n)
-            for b in reversed(batches)
-            for n in reversed(NODES)
-            if n <= (self.max_nodes if load.max_tree_budget else 1)
-        ]
+        batches = [1 << i for i in range(bucket(self.limits.max_batch).bit_length())]
+        max_nodes = node_bucket(self.limits.max_nodes) if load.max_tree_budget else 1
+        shapes = [(b, n) for b in reversed(batches) for n in reversed(NODES) if n <= max_nodes]
         for number, (b, n) in enumerate(shapes, start=1):
             log.info("preparing step %d of %d: %d rows of %d nodes", number, len(shapes), b, n)
             graphs = self.graphs_of("step", b, n)
@@ -134,7 +114,7 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
             for row, (sequence, length) in zip(rows, group, strict=True):
                 base = sequence.base_length
                 part = sequence.request.prompt_token_ids[base : base + length]
-                write_tree(buffers, row, base, part, range(-1, length - 1))
+                buffers.write_tree(row, base, part, range(-1, length - 1))
                 buffers.inputs.host["state_slots"][row] = sequence.state_slot
                 result["path_length"][row] = length
             graphs.prefill()
@@ -151,10 +131,8 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
         b, n = bucket(len(batch)), node_bucket(max(tree.num_nodes for _, tree in batch))
         graphs = self.graphs_of("step", b, n)
         rows = self.rows.place([sequence for sequence, _ in batch])
-        inputs = self._inputs.get(graphs)
-        if inputs is None:
-            inputs = self._inputs[graphs] = HostInputs(graphs.buffers)
-        return StepPass(graphs, rows, inputs.write(rows, batch), [_needs_host(entry) for entry in batch])
+        has_filters = graphs.buffers.write_step(rows, batch)
+        return StepPass(graphs, rows, has_filters, [_needs_host(entry) for entry in batch])
 
     def verify(self, batch: Sequence[SequenceTree], inputs: StepPass) -> StepPass:
         """Where no row needs the host, the same graph draws, walks and commits."""
@@ -187,8 +165,7 @@ class GraphRunner(StepRunner[StepPass, StepPass]):
     def _host_walk(self, graphs: StepGraphs, row: int, entry: SequenceTree) -> Walk:
         """The walk by the host's own draws, written down for the commit."""
         walk = self.walk(entry, graphs.logits[row])
-        limit = graphs.buffers.max_path
-        accepted = walk.accepted
+        limit, accepted = graphs.buffers.max_path, walk.accepted
         if len(accepted.path) > limit:
             accepted = Accepted(accepted.path[:limit], accepted.tokens[:limit], None)
             walk = Walk(walk.tree, accepted, walk.log_probs[:limit], walk.shadow_path)

@@ -24,48 +24,44 @@ class StepGraphs:
         self,
         target: GraphTarget,
         buffers: StepBuffers,
-        logits: Tensor,
+        logits: Tensor,  # [B N, vocab_size] where the pass leaves them
         projector: FeatureProjector | None,
         graphs: Graphs,
     ) -> None:
-        """`logits` [B N, vocabulary] is where the pass leaves them."""
         self.target, self.buffers, self.projector, self.graphs = target, buffers, projector, graphs
         self.logits = logits.view(buffers.b, buffers.n, -1)
         m, width = buffers.b * buffers.n, len(target.target_layer_ids) * target.spec.hidden_size
         self._target_features = torch.zeros(m, width, dtype=target.dtype, device=target.device)
-        self._captured: dict[str, Callable[[], None]] = {}
+        self._captured: dict[tuple[str | bool, ...], Callable[[], None]] = {}
 
     def step(self, *, has_filters: bool) -> None:
         """From the host's inputs to the host's results, all rows drawn and committed on the device."""
-        self._run(f"step {has_filters}", partial(self._step, has_filters))
+        self._run(self._step, has_filters)
 
     def verify(self, *, has_filters: bool) -> None:
         """As far as the accept walk: what it decided is back on the host, nothing is committed."""
-        self._run(f"verify {has_filters}", partial(self._verify, has_filters))
+        self._run(self._verify, has_filters)
 
     def prefill(self) -> None:
         """A pass over prompts, without draws: commit inputs and hidden states."""
-        self._run("prefill", self._pass)
+        self._run(self._pass)
 
     def commit(self) -> None:
         """Commits what the host says: paths and their lengths in `buffers.result.host`, after a pass."""
-        self._run("commit", self._commit_given)
+        self._run(self._commit_given)
 
-    def _run(self, name: str, function: Callable[[], None]) -> None:
-        run = self._captured.get(name)
+    def _run(self, function: Callable[..., None], *arguments: bool) -> None:
+        """Runs it as a graph, made at the first call over spare rows, of which nothing is committed."""
+        key = (function.__name__, *arguments)
+        run = self._captured.get(key)
         if run is None:
-            run = self._captured[name] = self._capture(function)
+            host = (self.buffers.inputs.on_host, self.buffers.result.on_host)
+            saved = [memory.clone() for memory in host]
+            self.buffers.clear()
+            run = self._captured[key] = self.graphs.captured(partial(function, *arguments))
+            for memory, before in zip(host, saved, strict=True):
+                memory.copy_(before)
         run()
-
-    def _capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """The function as a graph. What runs on the way runs over spare rows, and commits nothing."""
-        host = (self.buffers.inputs.on_host, self.buffers.result.on_host)
-        saved = [memory.clone() for memory in host]
-        self.buffers.clear()
-        captured = self.graphs.captured(function)
-        for memory, before in zip(host, saved, strict=True):
-            memory.copy_(before)
-        return captured
 
     def _step(self, has_filters: bool) -> None:
         self._draw(has_filters)
@@ -90,7 +86,7 @@ class StepGraphs:
     def _draw(self, has_filters: bool) -> None:
         self._pass()
         buffers, kernels = self.buffers, self.target.kernels
-        hidden = buffers.hidden.view(-1, self.target.spec.hidden_size)
+        hidden = buffers.hidden.flatten(0, 1)
         self.target.logits_into(hidden, self.logits.view(hidden.shape[0], -1))
         kernels.sample(self.logits, buffers.tree, buffers.draws, buffers.drawn, has_filters=has_filters)
         kernels.accept_walk(buffers.input_ids, buffers.tree, buffers.drawn, buffers.draws, buffers.outcome)
@@ -118,5 +114,4 @@ class StepGraphs:
         along = torch.arange(outcome.path.shape[1], device=outcome.path.device)
         at = s.base_lengths[:, None].long() + along
         page = s.page_table.long().gather(1, (at // size).clamp(max=s.page_table.shape[1] - 1))
-        slots = torch.where(along < outcome.path_length[:, None], page * size + at % size, 0)
-        return slots.view(-1)
+        return torch.where(along < outcome.path_length[:, None], page * size + at % size, 0).view(-1)

@@ -10,14 +10,12 @@ from torch import Tensor
 from draftwood.device.compilation import mark_varying
 from draftwood.device.layers import RMSNorm
 from verify_service.cache.layer_views import LayerArguments, layer_arguments
-from verify_service.cache.pools import Pools
-from verify_service.core.target_spec import TargetSpec
 from verify_service.gpu.buffers import StepBuffers
-from verify_service.gpu.fused_pre_norm import PreNormRows, can_fuse, run_rows
-from verify_service.gpu.layers import ATTENTION_NAME, prepare_layer
+from verify_service.gpu.layers import ATTENTION_NAME, PreNormRows, can_fuse, prepare_layer, run_rows
 from verify_service.gpu.operators import Pass, running
 from verify_service.kernels.kernel_set import KernelSet
-from verify_service.model.target import TargetModel
+from verify_service.model.rope import angles
+from verify_service.model.target import TargetModel, TargetParts
 
 GROUP_SIZE = 4  # layers of a compiled graph; hybrids repeat after 4 layers, so that few kinds are compiled
 
@@ -26,37 +24,14 @@ class GraphTarget(TargetModel):
     """The model over rows. What a compiler would trace on a CPU, masks and windows of every tree, would make a graph of
     each shape here and could not be captured: kernels are opaque to it, and read the trees from the buffers."""
 
-    def __init__(
-        self,
-        model: Any,
-        spec: TargetSpec,
-        pools: Pools,
-        kernels: KernelSet,
-        *,
-        target_layer_ids: tuple[int, ...],
-        max_context: int,
-        page_size: int,
-        compile_steps: bool,
-    ) -> None:
-        super().__init__(
-            model,
-            spec,
-            pools,
-            prepare_layer,
-            attention=ATTENTION_NAME,
-            target_layer_ids=target_layer_ids,
-            max_context=max_context,
-        )
+    def __init__(self, parts: TargetParts, kernels: KernelSet, page_size: int) -> None:
+        super().__init__(parts, prepare_layer, ATTENTION_NAME)
         self.kernels, self.page_size = kernels, page_size
         self.is_capturable = all(self.has_graph)  # experts pick their tokens by data
         self.is_fused = self.is_capturable and isinstance(self.norm, RMSNorm) and all(map(can_fuse, self.layers))
         layers = [PreNormRows(layer) for layer in self.layers] if self.is_fused else self.layers_with_arguments()
-        groups = self.grouped(
-            layers,
-            compile_steps=compile_steps,
-            cpp_wrapper=self.device.type == "cpu",
-            run=run_rows if self.is_fused else None,
-        )
+        run = run_rows if self.is_fused else None
+        groups = self.grouped(layers, cpp_wrapper=self.device.type == "cpu", run=run)
         self.layer_groups = groups.group_layers(GROUP_SIZE)
 
     def run(self, buffers: StepBuffers) -> list[Tensor]:
@@ -69,8 +44,8 @@ class GraphTarget(TargetModel):
         hidden = self.embedded(buffers.input_ids.view(1, m))
         rope = self.rope.at(trees.positions.view(1, m))
         arguments = layer_arguments(self.spec, buffers.commit_inputs.rows(), self.pools)
+        run = self._run_fused if self.is_fused else self._run
         with running(Pass(self.kernels, trees, self.page_size)):
-            run = self._run_fused if self.is_fused else self._run
             after = run((nothing, hidden), rope, arguments, buffers.hidden.view(1, m, -1))
         return [after[i] for i in self.target_layer_ids]
 
@@ -112,8 +87,7 @@ class GraphTarget(TargetModel):
 
 def _mark_rows(hidden: tuple[Tensor, ...], rope: Any, arguments: LayerArguments) -> None:
     """Tells the compiler that M varies; a graph of its own serves M = 1."""
-    angles = [t for pair in rope.values() for t in pair] if isinstance(rope, dict) else rope or ()
-    for tensor in (*hidden, *angles):
+    for tensor in (*hidden, *angles(rope)):
         mark_varying(tensor, 1)
     for argument in arguments:
         for view in argument.values():

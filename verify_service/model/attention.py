@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -10,45 +11,27 @@ from transformers import AttentionInterface
 from verify_service.cache.layer_views import AttentionView
 
 
-class TreeAttention(Protocol):
-    """Attention of tree nodes over the committed prefix and their own ancestors. Leaves keys and values in the view."""
-
-    def __call__(
-        self,
-        query: Tensor,  # [B, HQ, N, D], rotated
-        key: Tensor,  # [B, HKV, N, D], rotated
-        value: Tensor,  # [B, HKV, N, D]
-        view: AttentionView,
-        step: Any,  # what the pass has for all layers
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        soft_cap: float | None,
-        sinks: Tensor | None,  # [HQ]
-    ) -> Tensor:  # [B, N, HQ, D]
-        ...
-
-
-def register_attention(name: str, attend: TreeAttention) -> None:
-    """From now on models whose configuration names it call `attend`, with what the decoder layer was given as `step`
-    and `attention`."""
+def register_attention(name: str, attend: Callable[..., Tensor]) -> None:
+    """From now on models whose configuration names it call `attend`: attention of tree nodes over the committed prefix
+    and their own ancestors. It leaves keys and values in the view `attention`; that and `step`, what the pass has for
+    all layers, are what the decoder layer was given."""
 
     def attention_function(
         module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        query: Tensor,  # [B, HQ, N, D], rotated
+        key: Tensor,  # [B, HKV, N, D], rotated
+        value: Tensor,  # [B, HKV, N, D]
         attention_mask: Tensor | None,
         scaling: float | None = None,
         dropout: float = 0.0,
         sliding_window: int | None = None,
         softcap: float | None = None,
-        s_aux: Tensor | None = None,
+        s_aux: Tensor | None = None,  # [HQ], sinks
         *,
         step: Any,
         attention: AttentionView,
         **_: Any,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, None]:  # [B, N, HQ, D]
         del module, attention_mask, dropout
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         settings: dict[str, Any] = {"sliding_window": sliding_window, "soft_cap": softcap, "sinks": s_aux}

@@ -13,14 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftwood.checkpoint import load_tensors, projection_checksum, read_config
-from draftwood.device.compilation import compiled, mark_varying
-from draftwood.device.compiled_call_cache import CompiledCallCache
+from draftwood.checkpoint import default_target_layer_ids, load_tensors, projection_checksum, read_config
 from draftwood.device.layers import PackedLinear, RMSNorm
 from draftwood.errors import ModelMismatchError, UnsupportedModelError
 from draftwood.random_weights import random_checksum, random_tensors
 from verify_service.core.target_spec import TargetSpec
-from verify_service.model.shapes import padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,48 +35,14 @@ class FeatureProjector:
         return self.hidden_norm(self.fc(target_features))
 
 
-class RowProjection:
-    """A projector as one compiled graph, over numbers of rows that are `padded`."""
-
-    def __init__(self, projector: FeatureProjector, *, compile_steps: bool) -> None:
-        def project(target_features: Tensor) -> list[Tensor]:
-            return [projector.project(target_features)]
-
-        self._project = compiled(project, enabled=compile_steps)
-        self._constants = (*projector.fc.buffers(), *projector.hidden_norm.buffers())
-        self._calls = CompiledCallCache()
-
-    def __call__(self, target_features: Tensor, picked: list[int]) -> Tensor:
-        """Rows [P, F] of the `picked` ones of target_features [M, num_layers * H]."""
-        rows = padded(max(len(picked), 2))  # a lone row would be a graph of its own
-        chosen = target_features.index_select(0, torch.tensor(picked + picked[:1] * (rows - len(picked))))
-
-        def run() -> list[Tensor]:
-            mark_varying(chosen, 0)
-            return self._project(chosen)
-
-        outputs = self._calls.call(rows, (chosen,), run, lambda: self._constants)
-        assert outputs is not None
-        return outputs[0][: len(picked)]
-
-
-def default_layer_ids(num_draft_layers: int, num_target_layers: int) -> tuple[int, ...]:
-    """The ids that a DFlash checkpoint without any means: evenly from layer 1 to the third last."""
-    if num_draft_layers == 1:
-        return (num_target_layers // 2,)
-    span = num_target_layers - 4
-    return tuple(round(1 + i * span / (num_draft_layers - 1)) for i in range(num_draft_layers))
-
-
 def load_projector(
     directory: Path, spec: TargetSpec, dtype: torch.dtype, device: torch.device, *, random_weights: bool = False
 ) -> FeatureProjector:
     """Reads fc and hidden_norm, and only these, from a draft checkpoint. Raises where they do not fit the target."""
     config = read_config(directory)
-    nested = config.get("dflash_config") or {}
-    ids = nested.get("target_layer_ids", config.get("target_layer_ids"))
+    ids = (config.get("dflash_config") or {}).get("target_layer_ids", config.get("target_layer_ids"))
     if ids is None:
-        ids = default_layer_ids(config["num_hidden_layers"], spec.num_layers)
+        ids = default_target_layer_ids(config["num_hidden_layers"], spec.num_layers)
     ids = tuple(int(i) for i in ids)
     if any(not 0 <= i < spec.num_layers for i in ids):
         raise ModelMismatchError(
@@ -102,10 +65,5 @@ def load_projector(
         )
     if norm.shape != (fc.shape[0],):
         raise UnsupportedModelError(f"hidden_norm.weight has shape {list(norm.shape)}", field="hidden_norm.weight")
-    return FeatureProjector(
-        target_layer_ids=ids,
-        hidden_size=fc.shape[0],
-        checksum=checksum,
-        fc=PackedLinear(fc.to(dtype=dtype, device=device)),
-        hidden_norm=RMSNorm(norm.to(device), float(config.get("rms_norm_eps", 1e-6))),
-    )
+    hidden_norm = RMSNorm(norm.to(device), float(config.get("rms_norm_eps", 1e-6)))
+    return FeatureProjector(ids, fc.shape[0], checksum, PackedLinear(fc.to(dtype=dtype, device=device)), hidden_norm)

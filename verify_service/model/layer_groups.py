@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from draftwood.device.compilation import compiled
-from verify_service.model.rope import Rope
+from verify_service.model.rope import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +18,7 @@ class LayerGroup:
 
     first: int
     layers: tuple[Any, ...]
+    kinds: tuple[str | None, ...]  # what their graph depends on
     run: Callable[..., list[Tensor]]
 
     def of(self, arguments: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -64,7 +64,8 @@ class LayerGroups:
             end = first + 1
             while end < min(first + length, len(self.layers)) and None not in self.kinds[first : end + 1]:
                 end += 1
-            groups.append(LayerGroup(first, tuple(self.layers[first:end]), self._graph(tuple(self.kinds[first:end]))))
+            kinds = tuple(self.kinds[first:end])
+            groups.append(LayerGroup(first, tuple(self.layers[first:end]), kinds, self._graph(kinds)))
             first = end
         return groups
 
@@ -72,14 +73,14 @@ class LayerGroups:
         if None in kinds:
             return self._run
         if kinds not in self._graphs:
-            self._graphs[kinds] = compiled(_copy(self._run), enabled=self.compile_steps, cpp_wrapper=self.cpp_wrapper)
+            self._graphs[kinds] = compiled(self._run, enabled=self.compile_steps, cpp_wrapper=self.cpp_wrapper)
         return self._graphs[kinds]
 
 
 def _run(
     layers: Sequence[Any],
     hidden: Tensor,  # [B, N, H]
-    rope: Rope | dict[str, Rope] | None,
+    rope: Rotation,
     step: Any,  # what the pass has for all layers
     arguments: Sequence[dict[str, Any]],  # of each layer
 ) -> list[Tensor]:  # [B, N, H] each
@@ -90,8 +91,3 @@ def _run(
         hidden = out[0] if isinstance(out, tuple) else out  # some families' layers return attention weights as well
         after.append(hidden)
     return after
-
-
-def _copy(run: Any) -> Callable[..., list[Tensor]]:
-    """Told apart from others even where it is not compiled."""
-    return types.FunctionType(run.__code__, run.__globals__, run.__name__, run.__defaults__, run.__closure__)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from draftwood.device.layers import GatedMLP, RMSNorm, packed
 from draftwood.errors import UnsupportedModelError
@@ -26,6 +25,14 @@ _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 # Classes of recurrent mixers in transformers.
 _MIXERS = {GDN: gated_delta_net.MIXERS, MAMBA2: mamba2.MIXERS, SHORT_CONV: short_convolution.MIXERS}
 
+# Layers of the usual form, mixer and feed-forward each behind a norm and added to the residual stream: names of their
+# norms and feed-forward, and of mixers.
+_USUAL = ("input_layernorm", "post_attention_layernorm", "mlp")
+_FAMILIES = ("Llama", "Qwen2", "Qwen3", "Mistral", "Qwen3_5", "Qwen3Next")
+_NAMES: dict[str, tuple[str, str, str]] = {f"{family}DecoderLayer": _USUAL for family in _FAMILIES}
+_NAMES["Lfm2DecoderLayer"] = ("operator_norm", "ffn_norm", "feed_forward")
+_MIXER_NAMES = ("self_attn", "linear_attn", "conv")
+
 Adapters = Mapping[str, Callable[[Any], nn.Module]]  # by kind of mixer: what takes its place, made from it
 
 ATTENTION_NAMES = ("self_attn", "mixer")
@@ -33,16 +40,11 @@ ATTENTION_NAMES = ("self_attn", "mixer")
 
 def replaced_norm(norm: nn.Module) -> nn.Module:
     """The same norm as one fused op; unknown classes stay as they are."""
-    name = type(norm).__name__
-    weight = getattr(norm, "weight", None)
+    name, weight = type(norm).__name__, getattr(norm, "weight", None)
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if not isinstance(weight, torch.Tensor) or eps is None:
+    if name not in PLAIN_NORMS | CENTRED_NORMS or not isinstance(weight, Tensor) or eps is None:
         return norm
-    if name in PLAIN_NORMS:
-        return RMSNorm(weight, eps)
-    if name in CENTRED_NORMS:
-        return RMSNorm(1.0 + weight.float(), eps)
-    return norm
+    return RMSNorm(1.0 + weight.float() if name in CENTRED_NORMS else weight, eps)
 
 
 def replace_parts(layer: Any, index: int, mixers: tuple[str, ...], adapters: Adapters) -> bool:
@@ -50,13 +52,13 @@ def replace_parts(layer: Any, index: int, mixers: tuple[str, ...], adapters: Ada
     UnsupportedModelError where a recurrent mixer has no adapter."""
     if OTHER in mixers:
         return False
-    parts = dict(layer.named_children())
-    for name in [name for name in parts if "norm" in name]:
-        setattr(layer, name, replaced_norm(parts.pop(name)))
+    _replace_norms(layer)
+    parts = {name: part for name, part in layer.named_children() if "norm" not in name}
     for kind in mixers:
         if kind == ATTENTION:
-            name = next(name for name in ATTENTION_NAMES if name in parts)
-            _fuse_attention(parts.pop(name))
+            attention = parts.pop(next(name for name in ATTENTION_NAMES if name in parts))
+            _replace_norms(attention)
+            _pack_linears(attention)
         else:
             _adapt(layer, index, kind, parts, adapters[kind])
     are_dense = [_fuse_feed_forward(layer, name, part) for name, part in parts.items()]
@@ -73,11 +75,10 @@ def _adapt(layer: Any, index: int, kind: str, parts: dict[str, nn.Module], adapt
     raise UnsupportedModelError(f"layer {index} has no mixer with a {kind} adapter: {found}", field=f"layers[{index}]")
 
 
-def _fuse_attention(attention: Any) -> None:
-    for name, part in list(attention.named_children()):
+def _replace_norms(parent: nn.Module) -> None:
+    for name, child in list(parent.named_children()):
         if "norm" in name:
-            setattr(attention, name, replaced_norm(part))
-    _pack_linears(attention)
+            setattr(parent, name, replaced_norm(child))
 
 
 def _fuse_feed_forward(layer: Any, name: str, part: Any) -> bool:
@@ -87,8 +88,7 @@ def _fuse_feed_forward(layer: Any, name: str, part: Any) -> bool:
         return False
     has_bias = any(key.endswith("bias") for key, _ in part.named_parameters())
     if name == "mlp" and children.keys() == _GATED and not has_bias:  # Falcon-H1's feed_forward has factors inside
-        is_silu = type(part.act_fn).__name__ in ("SiLUActivation", "SiLU")
-        activation = F.silu if is_silu else part.act_fn
+        activation = F.silu if type(part.act_fn).__name__ in ("SiLUActivation", "SiLU") else part.act_fn
         weights = (part.gate_proj.weight, part.up_proj.weight, part.down_proj.weight)
         layer.mlp = GatedMLP(*weights, activation=activation)
     else:
@@ -100,3 +100,35 @@ def _pack_linears(parent: nn.Module) -> None:
     for name, child in list(parent.named_children()):
         if isinstance(child, nn.Linear):
             setattr(parent, name, packed(child))
+
+
+def is_pre_norm(layer: nn.Module) -> bool:
+    """Whether transformers' layer has the usual form and nothing besides."""
+    return type(layer).__name__ in _NAMES
+
+
+def with_arguments(layer: nn.Module) -> nn.Module:
+    """The layer in a form that passes on what a step has for its mixer: LFM2's own does not do so in every version of
+    transformers."""
+    return PreNormLayer(layer) if type(layer).__name__ == "Lfm2DecoderLayer" else layer
+
+
+class PreNormLayer(nn.Module):
+    """A layer of the usual form, of the parts that it has by now."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        first, second, feed_forward = _NAMES[type(layer).__name__]
+        self.mixer: nn.Module = next(getattr(layer, name) for name in _MIXER_NAMES if hasattr(layer, name))
+        self.mixer_norm: nn.Module = getattr(layer, first)
+        self.feed_forward_norm: nn.Module = getattr(layer, second)
+        self.feed_forward: nn.Module = getattr(layer, feed_forward)
+
+    def mix(self, normed: Tensor, **arguments: Any) -> Tensor:
+        """The mixer's output."""
+        out = self.mixer(hidden_states=normed, **arguments)
+        return out[0] if isinstance(out, tuple) else out
+
+    def forward(self, hidden: Tensor, **arguments: Any) -> Tensor:  # [B, N, H]
+        hidden = hidden + self.mix(self.mixer_norm(hidden), **arguments)
+        return hidden + self.feed_forward(self.feed_forward_norm(hidden))

@@ -5,7 +5,8 @@ Committed keys stay as they were rotated, so that only definitions that do not d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from draftwood.errors import UnsupportedModelError
 
 Rope = tuple[Tensor, Tensor]  # cos and sin, each [..., rotary dim]
+Rotation = Rope | dict[str, Rope] | None  # by layer type where they differ; None without rotation
 
 MAX_DEPTH_MARGIN = 512  # positions of nodes behind the longest context
 SERVED_TYPES = ("default", "linear", "llama3", "yarn")
@@ -49,14 +51,19 @@ class RopeTables:
             cos, sin = rotary(x, positions, kind) if kind else rotary(x, positions)
             self._tables[kind] = cos[0], sin[0]
 
-    def at(self, positions: Tensor) -> Rope | dict[str, Rope] | None:
-        """cos and sin of the positions [B, N], by layer type where they differ; None without rotation."""
+    def at(self, positions: Tensor) -> Rotation:
+        """cos and sin of the positions [B, N]."""
         at = {kind: (cos[positions], sin[positions]) for kind, (cos, sin) in self._tables.items()}
         return at if self.differs else at.get("")
 
     def picking(self, layer: nn.Module, layer_type: str) -> nn.Module:
         """The decoder layer in a form that takes what `at` returns."""
         return _PickingLayer(layer, layer_type) if self.differs else layer
+
+
+def angles(rope: Rotation) -> Iterable[Tensor]:
+    """All tensors of it."""
+    return chain(*rope.values()) if isinstance(rope, dict) else rope or ()
 
 
 class _PickingLayer(nn.Module):

@@ -4,55 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
 from draftwood.errors import UnsupportedModelError
 from verify_service.core.target_spec import ATTENTION, GDN, MAMBA2, OTHER, SHORT_CONV, RecurrentShape, TargetSpec
-from verify_service.model.unsupported import first_mixer
 
 UNLIMITED_POSITIONS = 1 << 20
-
-
-# Transformers' model types whose mixers have an adapter, and the class that holds the text model.
-SUPPORTED = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "cohere2": "Cohere2ForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "glm4": "Glm4ForCausalLM",
-    "nemotron_h": "NemotronHForCausalLM",
-    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
-    "falcon_h1": "FalconH1ForCausalLM",
-    "bamba": "BambaForCausalLM",
-    "mamba2": "Mamba2ForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
-}
-# Their recurrent mixers.
+# Transformers' model types whose mixers have an adapter: with attention alone, and with recurrent mixers.
+_ATTENTION_ALONE = (
+    "llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "mixtral", "gpt_oss", "gemma2", "gemma3_text", "gemma", "phi3",
+    "olmo2", "olmo3", "granite", "smollm3", "cohere2", "exaone4", "glm4",
+)  # fmt: skip
 _RECURRENT = {
-    "qwen3_next": GDN,
-    "qwen3_5_text": GDN,
-    "qwen3_5_moe_text": GDN,
-    "nemotron_h": MAMBA2,
-    "granitemoehybrid": MAMBA2,
-    "falcon_h1": MAMBA2,
-    "bamba": MAMBA2,
-    "mamba2": MAMBA2,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), GDN),
+    **dict.fromkeys(("nemotron_h", "granitemoehybrid", "falcon_h1", "bamba", "mamba2"), MAMBA2),
     "lfm2": SHORT_CONV,
 }
+SUPPORTED = frozenset((*_ATTENTION_ALONE, *_RECURRENT))
 
 
 def text_config(config: Any) -> Any:
@@ -65,7 +35,7 @@ def read_spec(config: Any, stop_token_ids: tuple[int, ...], *, allow_unsafe: boo
     model_type = config.model_type
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
     if model_type not in SUPPORTED and not allow_unsafe:
-        mixer = first_mixer(config)
+        mixer = _first_mixer(config)
         raise UnsupportedModelError(
             f"model_type {model_type!r} has no adapter{f' for {mixer}' if mixer else ''} "
             f"(supported: {', '.join(sorted(SUPPORTED))})",
@@ -105,6 +75,28 @@ def read_spec(config: Any, stop_token_ids: tuple[int, ...], *, allow_unsafe: boo
     )
 
 
+def _first_mixer(config: Any) -> str:
+    """Path and class of the first token mixer that is not attention, else of the first; empty where there is none."""
+    try:
+        with torch.device("meta"):
+            model: nn.Module = AutoModelForCausalLM.from_config(config)
+    except Exception:
+        return ""
+    lists = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)]
+    layers = [(name, part) for name, part in lists if len(part) == config.num_hidden_layers]
+    if not layers:
+        return ""
+    prefix, stack = layers[0]
+    mixers = [
+        f"{prefix}.{i}.{name} ({type(part).__name__})"
+        for i, layer in enumerate(stack)
+        for name, part in layer.named_children()
+        if not any(word in name for word in ("norm", "ln", "mlp", "feed_forward", "ff"))
+        and any(True for _ in part.parameters())
+    ]
+    return next((mixer for mixer in mixers if "Attention" not in mixer), mixers[0] if mixers else "")
+
+
 def _logit_factor(config: Any) -> float:
     """What logits are multiplied with, under whichever name the family has for it."""
     factor = getattr(config, "lm_head_multiplier", None) or getattr(config, "logit_scale", 1.0)
@@ -114,13 +106,10 @@ def _logit_factor(config: Any) -> float:
 def _mixers_by_layer_type(model_type: str) -> dict[str, tuple[str, ...]]:
     """What transformers' names of layer types mean in a model of this type."""
     types: dict[str, tuple[str, ...]] = {"full_attention": (ATTENTION,), "sliding_attention": (ATTENTION,)}
-    kind = _RECURRENT.get(model_type)
-    if kind == SHORT_CONV:
-        types["conv"] = (kind,)
-    elif kind is not None:
-        types["linear_attention"] = (kind,)
-    if model_type == "falcon_h1":
-        types["hybrid"] = (kind, ATTENTION) if kind else ()
+    if kind := _RECURRENT.get(model_type):
+        types["conv" if kind == SHORT_CONV else "linear_attention"] = (kind,)
+        if model_type == "falcon_h1":
+            types["hybrid"] = (kind, ATTENTION)
     if model_type == "nemotron_h":
         types |= {"mlp": (), "moe": ()}
     return types

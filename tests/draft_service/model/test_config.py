@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draft_service.model.config import LayerAttention, default_target_layer_ids, read_drafter_config
+from draft_service.model.config import LayerAttention, read_drafter_config
 from draft_service.model.rope import rope_tables
 from draft_service.model.tensors import load_drafter_tensors, load_target_tensors
-from draftwood.checkpoint import EMBEDDED_DRAFT, load_tensors, projection_checksum
+from draftwood.checkpoint import EMBEDDED_DRAFT, default_target_layer_ids, load_tensors, projection_checksum
 from draftwood.errors import ConfigError, ModelMismatchError, UnsupportedModelError
 from tests.draft_service.plain_dflash import SLIDING, TINY, write_pair
 

@@ -85,7 +85,7 @@ async def stub(served: Served) -> AsyncIterator[Any]:
     service = served.service
     server = grpc.aio.server(options=SERVER_OPTIONS)
     servicer = VerifyServicer(
-        service.engine, service.client, service.defaults, service.model, Telemetry(service.engine, service.client)
+        service.engine, service.client, service.defaults, service.facts, Telemetry(service.engine, service.client)
     )
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -570,7 +570,7 @@ async def test_service_that_goes_down_says_so(tmp_path: Path) -> None:
     service = build(config_of(tmp_path))
     service.engine.start()
     server = grpc.aio.server()
-    servicer = VerifyServicer(service.engine, None, service.defaults, service.model, Telemetry(service.engine, None))
+    servicer = VerifyServicer(service.engine, None, service.defaults, service.facts, Telemetry(service.engine, None))
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

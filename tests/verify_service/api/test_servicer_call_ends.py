@@ -31,7 +31,7 @@ async def stub(tmp_path: Path) -> AsyncIterator[Any]:
     service = build(config_of(tmp_path, max_batch=8, max_queue=NUM_CALLS))
     service.engine.start()
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    servicer = VerifyServicer(service.engine, None, service.defaults, service.model, Telemetry(service.engine, None))
+    servicer = VerifyServicer(service.engine, None, service.defaults, service.facts, Telemetry(service.engine, None))
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -52,7 +52,7 @@ def test_derive(parts: list[tuple[DraftTree, int]], num_nodes: int, kernel_size:
     """Every field, padding included: it reads scratch rows."""
     order = np.random.default_rng(0).permutation(np.arange(1, 1000))
     rows = [StepRow(t, base, order[80 * i : 80 * i + base + 21], i + 3) for i, (t, base) in enumerate(parts)]
-    inputs = build_step_inputs(rows, kernel_size=kernel_size, scratch_slot=0, num_nodes=num_nodes)
+    inputs = build_step_inputs(rows, kernel_size=kernel_size, num_nodes=num_nodes)
     n = max(num_nodes, *(row.tree.num_nodes for row in rows), 2 if len(rows) > 1 else 1)
     n = n if n <= 2 else math.ceil(n / 4) * 4 if n <= 16 else math.ceil(n / 16) * 16
     assert inputs.input_ids.shape == inputs.positions.shape == (len(rows), n)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +11,12 @@ import torch
 
 from draftwood.tree import DraftTree
 from tests.verify_service.models import save_tiny
+from verify_service.cache.pages import PageAllocator, SlotAllocator
 from verify_service.cache.pools import allocate_pools
 from verify_service.cpu.step_inputs import StepInputs, StepRow, build_step_inputs
 from verify_service.cpu.target import PassOutputs, TreeTarget
 from verify_service.model.loading import load_target
+from verify_service.model.target import TargetParts
 
 CPU = torch.device("cpu")
 # Sequences and nodes: what warms up, as in the service, and what comes then.
@@ -38,7 +39,7 @@ def step_of(num_sequences: int, num_nodes: int, rng: random.Random) -> StepInput
         tree = DraftTree.from_nodes(tokens[0], tokens[1:], parents, [-1.0] * len(parents))
         slots = np.arange(1 + 100 * i, 101 + 100 * i)
         rows.append(StepRow(tree, rng.randint(1, 90), slots, i + 1))
-    return build_step_inputs(rows, kernel_size=4, scratch_slot=0)
+    return build_step_inputs(rows, kernel_size=4)
 
 
 def check(compiled: TreeTarget, eager: TreeTarget, step: StepInputs) -> None:
@@ -73,14 +74,13 @@ def test_compiled_passes_equal_eager_ones(
     warm, later = shapes
     save_tiny(family, tmp_path, num_hidden_layers=len(layers), layer_types=list(layers))
     spec = load_target(tmp_path, torch.float32, CPU)[1]
-    pools = allocate_pools(spec, num_slots=1024, num_states=8, feature_size=64, dtype=torch.float32, device=CPU)
+    pools = allocate_pools(spec, PageAllocator(1023, 1), SlotAllocator(7), 64, torch.float32, CPU)
     torch.manual_seed(0)
     for pool in (pools.keys, pools.values, pools.windows, pools.states):
         pool.normal_(std=0.3)
-    settings: dict[str, Any] = {"target_layer_ids": (len(layers) - 1,), "max_context": 256}
     compiled, eager = (
-        TreeTarget(*load_target(tmp_path, torch.float32, CPU), pools, compile_steps=compile_steps, **settings)
-        for compile_steps in (True, False)
+        TreeTarget(TargetParts(*load_target(tmp_path, torch.float32, CPU), pools, (len(layers) - 1,), 256, is_compiled))
+        for is_compiled in (True, False)
     )
     rng = random.Random(0)
     compiled.is_warming = True

@@ -13,7 +13,7 @@ from draftwood.errors import ConfigError
 from tests.verify_service.models import save_tiny
 from verify_service import server as service
 from verify_service.build import Service, build
-from verify_service.gpu.memory import step_size
+from verify_service.gpu.memory import PassLimits, step_size
 from verify_service.gpu.runner import GraphRunner
 from verify_service.kernels.reference.kernel_set import PLAIN
 
@@ -50,7 +50,7 @@ def test_the_plan_is_what_is_allocated(tmp_path: Path) -> None:
     config = VerifyConfig(target=str(tmp_path), draft="none", dtype="float32", threads=1, compile=False, max_batch=3)
     runner = build(config, kernels=PLAIN).engine.runner
     assert isinstance(runner, GraphRunner)
-    wanted = step_size(runner.target.spec, max_batch=3, max_nodes=64, prefill_tokens=256, dtype=torch.float32)
+    wanted = step_size(runner.target.spec, PassLimits(3, 64, 256), torch.float32)
     assert wanted == runner.arena.nbytes + runner.hidden.nbytes + runner.logits.nbytes
 
 

@@ -19,7 +19,7 @@ from tests.verify_service.models import save_tiny
 from verify_service.build import build
 from verify_service.core.request import Request
 from verify_service.core.sequence import SequenceState
-from verify_service.gpu.row_table import RowTable
+from verify_service.gpu.buffers import RowTable
 from verify_service.kernels.kernel_set import KernelSet
 from verify_service.kernels.reference.kernel_set import PLAIN
 

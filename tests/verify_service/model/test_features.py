@@ -9,10 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen3_5ForCausalLM
 
-from draftwood.checkpoint import EMBEDDED_DRAFT, EMBEDDED_TARGET, read_config
+from draftwood.checkpoint import EMBEDDED_DRAFT, EMBEDDED_TARGET, default_target_layer_ids, read_config
 from draftwood.tree import DraftTree
 from tests.verify_service.harness import SteppedRunner, config_of, oracle_tree
-from verify_service.model.features import default_layer_ids
 
 PROMPT = list(range(60, 85))
 
@@ -59,4 +58,4 @@ def test_rows_are_the_taps_of_the_right_layers_behind_accepted_trees() -> None:
     [(1, 36, (18,)), (2, 8, (1, 5)), (5, 36, (1, 9, 17, 25, 33)), (3, 10, (1, 4, 7))],
 )
 def test_layer_ids_where_the_checkpoint_gives_none(draft_layers: int, target_layers: int, ids: tuple[int, ...]) -> None:
-    assert default_layer_ids(draft_layers, target_layers) == ids
+    assert default_target_layer_ids(draft_layers, target_layers) == ids

@@ -206,7 +206,7 @@ def test_attend_writes_every_row_that_a_commit_may_need(extras: str) -> None:
     x = Attention(8, (2, 6), 8, 9, (11, 6)).with_extras(extras)
     ancestor_mask, ancestor_bias = masks(x.trees, x.n)
     nothing = torch.zeros(2, 9, 1, dtype=torch.int64)
-    step = StepInputs(x.positions, x.positions, x.slots, x.bias, ancestor_mask, ancestor_bias, nothing, torch.zeros(2))
+    step = StepInputs(x.positions, x.positions, ancestor_mask, ancestor_bias, nothing, x.slots, x.bias, torch.zeros(2))
     left = [torch.full_like(t.transpose(1, 2), torch.nan) for t in (x.key, x.value)]
     view = AttentionView(x.key_pool, x.value_pool, *left)
     settings: dict[str, Any] = {"sliding_window": 6, "softcap": x.soft_cap, "s_aux": x.sinks}

@@ -13,8 +13,8 @@ from tests.verify_service.harness import config_of
 from tests.verify_service.models import save_tiny
 from verify_service.build import build
 from verify_service.core.sequence import PREFILL_CHUNK
-from verify_service.cpu.warmup import WARM_ROWS, shapes_by_rows
-from verify_service.model.shapes import padded
+from verify_service.cpu.runner import WARM_ROWS, shapes_by_rows
+from verify_service.cpu.step_inputs import padded
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 8])
